@@ -1,0 +1,61 @@
+-- The token bucket. Its twin is src/limit/token_bucket.rs: same integers, same order, same verdicts.
+--
+-- Numbers are whole: tokens are counted in units of 1/scale token, time in microseconds, and the
+-- refill is `n` units each `d` microseconds (n * d <= 2^53, so that every product here is exact).
+-- A stored bucket is a hash: `tokens` (decimal, at most six places) and `ts` (microseconds).
+
+local floor, ceil = math.floor, math.ceil
+
+-- 100 years in microseconds: the longest wait that is told, and below 2^53.
+local FOREVER = 3155760000000000
+
+-- Microseconds that it takes to earn `need` units.
+local function time_to_earn(need, n, d)
+  local whole = floor(need / n)
+  local time = whole * d + ceil((need - whole * n) * d / n)
+  if time > FOREVER then return FOREVER end
+  return time
+end
+
+local function to_ms(micros)
+  if micros > FOREVER then micros = FOREVER end
+  return ceil(micros / 1000)
+end
+
+-- What the key holds now: units and the time up to which they are counted, or nil and a reason.
+local function refilled(key, capacity, n, d, scale)
+  local state = redis.pcall('HMGET', key, 'tokens', 'ts')
+  if state.err then return nil, state.err end
+  if not state[1] and not state[2] then return capacity, now end
+  local tokens, at = tonumber(state[1] or ''), tonumber(state[2] or '')
+  if not tokens or not at or not (tokens >= 0 and tokens <= 9007199254740992)
+    or not (at >= 0 and at <= 9007199254740992) then
+    return nil, 'BADSTATE the key does not hold a token bucket'
+  end
+  local units = floor(tokens * scale + 0.5)
+  if units > capacity then units = capacity end
+  at = floor(at)
+  local elapsed = now - at
+  if elapsed <= 0 then return units, at end -- a clock that steps back mints nothing
+  local periods = floor(elapsed / d)
+  local part = (elapsed - periods * d) * n
+  local partial = floor(part / d)
+  units = units + periods * n + partial
+  if units >= capacity then return capacity, now end
+  -- Time that has not made up a whole unit yet stays on the clock: it is never thrown away.
+  return units, now - floor((part - partial * d) / n)
+end
+
+local function store(key, units, at, scale, ttl)
+  local tokens
+  if units % scale == 0 then
+    tokens = string.format('%.0f', units / scale)
+  elseif scale == 1000 then
+    tokens = string.format('%.3f', units / scale)
+  else
+    tokens = string.format('%.6f', units / scale)
+  end
+  local stored = redis.pcall('HSET', key, 'tokens', tokens, 'ts', string.format('%.0f', at))
+  if type(stored) == 'table' and stored.err then return stored.err end
+  redis.call('PEXPIRE', key, ttl)
+end

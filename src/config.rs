@@ -1,0 +1,275 @@
+//! The configuration: from YAML as it was written to values as they are meant.
+//!
+//! Reading never stops at the first fault. What refers to something else (a route to its upstream,
+//! a row to its route) is checked by [`crate::snapshot`], which knows both ends.
+
+pub mod env;
+pub mod fault;
+mod decode;
+mod fields;
+mod yaml;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use fault::{Fault, Place, Placed};
+
+use crate::limit::Limit;
+
+/// The JSON Schema of the configuration, as `tollgate schema` prints it.
+pub const SCHEMA: &str = include_str!("config/schema.json");
+
+/// Everything an operator can say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Threads for traffic; one per core if not given.
+    pub threads: Option<usize>,
+    /// How long requests in flight may go on after SIGTERM.
+    pub drain: Duration,
+    /// Where traffic comes in.
+    pub listeners: Vec<Listener>,
+    /// The admin listener.
+    pub admin: Admin,
+    /// Where buckets live.
+    pub store: Store,
+    /// How many gateways share the limits; `None` is `auto`.
+    pub gateways: Option<u32>,
+    /// Who a request belongs to.
+    pub identity: Identity,
+    /// Where traffic goes.
+    pub upstreams: Vec<Upstream>,
+    /// What goes where.
+    pub routes: Vec<Route>,
+    /// What is promised to whom.
+    pub rules: Rules,
+    /// Which families of rate limit headers responses carry.
+    pub headers: Headers,
+    /// What is logged.
+    pub log: Log,
+    /// What was read but does nothing, or is unwise; told by `check` and at the start.
+    pub warnings: Vec<Fault>,
+}
+
+/// One address for traffic.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// The address to bind.
+    pub address: Placed<SocketAddr>,
+    /// Certificate and key files, if TLS is spoken here.
+    pub tls: Option<Certificate>,
+}
+
+/// A certificate chain and its key, as PEM files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Certificate {
+    /// The chain.
+    pub cert: PathBuf,
+    /// The key.
+    pub key: PathBuf,
+}
+
+/// The admin listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// The address to bind.
+    pub address: Placed<SocketAddr>,
+    /// The bearer token for writes; without one there are no writes.
+    pub token: Option<Secret>,
+}
+
+/// A text that must not be shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// Where buckets live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Store {
+    /// Redis, or only the memory of this process.
+    pub redis: Option<Redis>,
+    /// The most buckets kept in the memory of this process, as the store or as the fallback.
+    pub max_keys: usize,
+    /// The first part of every key.
+    pub key_prefix: Box<str>,
+}
+
+/// One Redis.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Redis {
+    /// `redis://...` or `unix://...`. May hold a password.
+    pub url: Placed<Secret>,
+    /// The most that one call may take.
+    pub timeout: Duration,
+}
+
+/// Who a request belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The header that names the tenant.
+    pub tenant_header: Box<str>,
+    /// What happens without it: refused, or held to the rules of the tenant `anonymous`.
+    pub missing: Missing,
+    /// The key of the hashes that stand for unknown values.
+    pub hash_secret: Secret,
+}
+
+/// What happens to a request that names no tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// 401.
+    Reject,
+    /// It belongs to the tenant `anonymous`.
+    Anonymous,
+}
+
+/// Servers that serve the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upstream {
+    /// Its name.
+    pub name: Placed<Box<str>>,
+    /// `host:port` of each server.
+    pub servers: Vec<Placed<Box<str>>>,
+    /// How long a connection may take.
+    pub connect_timeout: Duration,
+    /// How long a server may be silent.
+    pub read_timeout: Duration,
+}
+
+/// Host, path and methods to an upstream and its rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Its id.
+    pub id: Placed<Box<str>>,
+    /// Only for this host, if given; `*.example.com` for every host below.
+    pub host: Option<Box<str>>,
+    /// The path pattern.
+    pub path: Placed<Box<str>>,
+    /// Only for these methods, if any.
+    pub methods: Vec<Box<str>>,
+    /// Where it goes.
+    pub upstream: Placed<Box<str>>,
+    /// Tokens that a request takes.
+    pub cost: Placed<u64>,
+    /// Whether the tenant's own rule applies.
+    pub tenant_rule: bool,
+    /// What happens when the store fails; the default of the rules if not given.
+    pub on_store_failure: Option<OnStoreFailure>,
+}
+
+/// What is promised to whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// What holds where no row does.
+    pub default: Placed<Limit>,
+    /// What happens when the store fails, where nothing nearer says so.
+    pub on_store_failure: OnStoreFailure,
+    /// The rows.
+    pub rows: Vec<Row>,
+}
+
+/// One row: a limit for a tenant on a route, a tenant on any route, or a route for any tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// Where it was written.
+    pub place: Place,
+    /// Only for this tenant.
+    pub tenant: Option<Box<str>>,
+    /// Only for this route.
+    pub route: Option<Placed<Box<str>>>,
+    /// The limit.
+    pub limit: Placed<Limit>,
+    /// What happens when the store fails.
+    pub on_store_failure: Option<OnStoreFailure>,
+}
+
+/// What decides while the store does not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum OnStoreFailure {
+    /// A bucket in memory with this gateway's share of the limit.
+    #[default]
+    Local,
+    /// Everything passes.
+    Allow,
+    /// Nothing passes: 503.
+    Deny,
+}
+
+/// Which families of headers responses carry beside `X-RateLimit-Remaining`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Headers {
+    /// `X-RateLimit-Limit`, `-Reset`.
+    pub x_ratelimit: bool,
+    /// `RateLimit-Limit`, `-Remaining`, `-Reset`.
+    pub ratelimit_legacy: bool,
+    /// `RateLimit-Policy`, `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11.
+    pub ratelimit_draft: bool,
+}
+
+/// What is logged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Log {
+    /// From which level on.
+    pub level: Level,
+    /// The share of requests that the access log tells, from 0 to 1.
+    pub access_sample: f64,
+    /// The form of the log.
+    pub format: LogFormat,
+}
+
+/// Levels of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Level {
+    /// Only what needs somebody now.
+    Error,
+    /// And what will.
+    Warn,
+    /// And what happens.
+    Info,
+    /// And how.
+    Debug,
+}
+
+/// Forms of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// One JSON object a line.
+    Json,
+    /// For people.
+    Text,
+}
+
+/// Reads a configuration. `Err` has every fault, in the order of the file.
+///
+/// # Errors
+/// Whatever is not as [`SCHEMA`] says, each with its place and what was expected.
+pub fn read(text: &str, lookup: env::Lookup<'_>) -> Result<Config, Vec<Fault>> {
+    let (config, mut faults) = read_all(text, lookup);
+    faults.sort();
+    match config {
+        Some(config) if faults.is_empty() => Ok(config),
+        _ => Err(faults),
+    }
+}
+
+/// Reads as much of a configuration as can be read, so that more faults can be found in it.
+pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fault>) {
+    let mut faults = Vec::new();
+    let Some(root) = yaml::parse(text, &mut faults) else {
+        if faults.is_empty() {
+            faults.push(Fault::new(Place { line: 1, column: 1 }, "", "the file is empty"));
+        }
+        return (None, faults);
+    };
+    let mut reading = fields::Reading { faults, lookup };
+    let config = decode::config(&root, &mut reading);
+    (Some(config), reading.faults)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,208 @@
+//! YAML text to a tree of nodes that know their places. Scalars stay text: what `200` or `off`
+//! means is for the field that reads it to say, so no value is guessed into another type.
+
+use std::borrow::Cow;
+
+use granit_parser::{Event, Parser, ScalarStyle, Span};
+
+use super::fault::{Fault, Place};
+
+/// Nodes that aliases may add in all; enough for people, too few for a "billion laughs".
+const MOST_ALIASED_NODES: usize = 10_000;
+
+/// A node with its place.
+#[derive(Clone, Debug)]
+pub struct Node<'a> {
+    /// Where it begins.
+    pub place: Place,
+    /// What it is.
+    pub kind: Kind<'a>,
+}
+
+/// What a node is.
+#[derive(Clone, Debug)]
+pub enum Kind<'a> {
+    /// A scalar as written; `plain` if without quotes.
+    Scalar {
+        /// The text.
+        text: Cow<'a, str>,
+        /// Written without quotes.
+        plain: bool,
+    },
+    /// A list.
+    Sequence(Vec<Node<'a>>),
+    /// A mapping in the order of the file; keys are unique.
+    Mapping(Vec<(Text<'a>, Node<'a>)>),
+}
+
+/// A key of a mapping with its place.
+#[derive(Clone, Debug)]
+pub struct Text<'a> {
+    /// Where it begins.
+    pub place: Place,
+    /// The key.
+    pub text: Cow<'a, str>,
+}
+
+impl Node<'_> {
+    /// Nothing was written here: an empty value, `~` or `null`.
+    pub fn is_null(&self) -> bool {
+        matches!(&self.kind, Kind::Scalar { text, plain: true } if matches!(&**text, "" | "~" | "null"))
+    }
+
+    /// What this is, for a message.
+    pub fn describe(&self) -> String {
+        match &self.kind {
+            _ if self.is_null() => "nothing".into(),
+            Kind::Scalar { text, .. } => format!("`{}`", shorten(text)),
+            Kind::Sequence(_) => "a list".into(),
+            Kind::Mapping(_) => "a mapping".into(),
+        }
+    }
+}
+
+/// A text short enough for a message.
+pub fn shorten(text: &str) -> String {
+    const MOST: usize = 60;
+    let mut short: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
+    if text.chars().count() > MOST {
+        short.push_str("...");
+    }
+    short
+}
+
+/// Parses one document. Syntax faults end the reading, duplicate keys do not.
+pub fn parse<'a>(text: &'a str, faults: &mut Vec<Fault>) -> Option<Node<'a>> {
+    let mut reader = Reader { parser: Parser::new_from_str(text), anchors: Vec::new(), aliased: 0, faults };
+    match reader.document() {
+        Ok(node) => node,
+        Err(fault) => {
+            reader.faults.push(fault);
+            None
+        }
+    }
+}
+
+struct Reader<'a, 'f> {
+    parser: Parser<'a, granit_parser::StrInput<'a>>,
+    anchors: Vec<(usize, Node<'a>)>,
+    aliased: usize,
+    faults: &'f mut Vec<Fault>,
+}
+
+impl<'a> Reader<'a, '_> {
+    fn next(&mut self) -> Result<(Event<'a>, Place), Fault> {
+        match self.parser.next_event() {
+            Some(Ok((event, span))) => Ok((event, place_of(span))),
+            Some(Err(error)) => {
+                let marker = error.marker();
+                let place = place(marker.line(), marker.col());
+                Err(Fault::new(place, "", format!("not YAML: {}", error.info())))
+            }
+            None => Ok((Event::StreamEnd, Place::default())),
+        }
+    }
+
+    fn document(&mut self) -> Result<Option<Node<'a>>, Fault> {
+        let mut root = None;
+        loop {
+            let (event, place) = self.next()?;
+            match event {
+                Event::StreamEnd => return Ok(root),
+                Event::StreamStart | Event::DocumentEnd => {}
+                Event::DocumentStart(..) if root.is_some() => {
+                    return Err(Fault::new(place, "", "expected one document, and here a second one begins"));
+                }
+                Event::DocumentStart(..) => {
+                    let (event, place) = self.next()?;
+                    root = Some(self.node(event, place)?);
+                }
+                _ => return Err(Fault::new(place, "", "not YAML: a value outside of a document")),
+            }
+        }
+    }
+
+    /// The node that `event` begins. The parser bounds the depth, so recursion is bounded.
+    fn node(&mut self, event: Event<'a>, place: Place) -> Result<Node<'a>, Fault> {
+        let (kind, anchor, tag) = match event {
+            Event::Scalar(text, style, anchor, tag) => {
+                (Kind::Scalar { text, plain: style == ScalarStyle::Plain }, anchor, tag)
+            }
+            Event::SequenceStart(_, anchor, tag) => (Kind::Sequence(self.sequence()?), anchor, tag),
+            Event::MappingStart(_, anchor, tag) => (Kind::Mapping(self.mapping()?), anchor, tag),
+            Event::Alias(id) => return self.alias(id, place),
+            _ => return Err(Fault::new(place, "", "not YAML: expected a value")),
+        };
+        if let Some(tag) = tag {
+            self.faults.push(Fault::new(place, "", format!("tags such as `{}` mean nothing here", tag.original())));
+        }
+        let node = Node { place, kind };
+        if anchor > 0 {
+            self.anchors.push((anchor, node.clone()));
+        }
+        Ok(node)
+    }
+
+    fn sequence(&mut self) -> Result<Vec<Node<'a>>, Fault> {
+        let mut items = Vec::new();
+        loop {
+            match self.next()? {
+                (Event::SequenceEnd, _) => return Ok(items),
+                (event, place) => items.push(self.node(event, place)?),
+            }
+        }
+    }
+
+    fn mapping(&mut self) -> Result<Vec<(Text<'a>, Node<'a>)>, Fault> {
+        let mut entries: Vec<(Text<'a>, Node<'a>)> = Vec::new();
+        loop {
+            let (event, place) = self.next()?;
+            if matches!(event, Event::MappingEnd) {
+                return Ok(entries);
+            }
+            let key = self.node(event, place)?;
+            let (event, place) = self.next()?;
+            let value = self.node(event, place)?;
+            let Kind::Scalar { text, .. } = key.kind else {
+                self.faults.push(Fault::new(key.place, "", "a key must be a plain word"));
+                continue;
+            };
+            if let Some((first, _)) = entries.iter().find(|(known, _)| known.text == text) {
+                let message = format!("duplicate key `{}`, first written at {}", shorten(&text), first.place);
+                self.faults.push(Fault::new(key.place, "", message));
+                continue;
+            }
+            entries.push((Text { place: key.place, text }, value));
+        }
+    }
+
+    fn alias(&mut self, id: usize, place: Place) -> Result<Node<'a>, Fault> {
+        let node = self.anchors.iter().find(|(anchor, _)| *anchor == id).map(|(_, node)| node.clone());
+        let Some(node) = node else {
+            return Err(Fault::new(place, "", "an alias to a value that contains it"));
+        };
+        self.aliased += count(&node);
+        if self.aliased > MOST_ALIASED_NODES {
+            let message = format!("aliases add more than {MOST_ALIASED_NODES} values");
+            return Err(Fault::new(place, "", message));
+        }
+        Ok(node)
+    }
+}
+
+fn count(node: &Node<'_>) -> usize {
+    match &node.kind {
+        Kind::Scalar { .. } => 1,
+        Kind::Sequence(items) => 1 + items.iter().map(count).sum::<usize>(),
+        Kind::Mapping(entries) => 1 + entries.iter().map(|(_, value)| count(value)).sum::<usize>(),
+    }
+}
+
+fn place_of(span: Span) -> Place {
+    place(span.start.line(), span.start.col())
+}
+
+fn place(line: usize, column: usize) -> Place {
+    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    Place { line: number(line).max(1), column: number(column).saturating_add(1) }
+}

@@ -1,0 +1,178 @@
+//! Bucket keys. `rl:{tenant}:route` for a tenant-route token bucket; `{...}` is the Redis Cluster
+//! hash tag, so that all buckets of one tenant share a slot.
+//!
+//! No client byte reaches a key as it came: a name that the configuration knows is escaped, any
+//! other value is a keyed hash. Escaped names never contain `~`, hashes always begin with it, and
+//! neither contains a brace or a colon: two different inputs cannot share a key.
+
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
+
+use hmac::{Hmac, KeyInit as _, Mac as _};
+use sha2::Sha256;
+
+/// The longest escaped name that is used as it stands; a longer one is hashed.
+const LONGEST_PLAIN: usize = 40;
+
+/// Bytes of the HMAC that are kept: 96 bits, written as 24 hex digits.
+const HASH_BYTES: usize = 12;
+
+/// The name of one bucket in every store.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// The key of the bucket of one tenant on one route.
+    pub fn tenant_route(prefix: &str, tenant: &Part, route: &Part) -> Self {
+        // One allocation for the text and one for the Arc; 128 bytes hold every key there can be.
+        let mut text = String::with_capacity(prefix.len() + tenant.0.len() + route.0.len() + 4);
+        text.push_str(prefix);
+        text.push_str(":{");
+        text.push_str(&tenant.0);
+        text.push_str("}:");
+        text.push_str(&route.0);
+        Self(text.into())
+    }
+
+    /// The key as the stores know it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One part of a key, safe to stand beside others.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Part(Box<str>);
+
+impl Part {
+    /// A part from a name that the operator wrote (a tenant or route id): readable, escaped.
+    /// Names too long to be shown whole are hashed instead.
+    pub fn known(name: &[u8], hasher: &Hasher) -> Self {
+        let escaped = escape(name);
+        if escaped.len() <= LONGEST_PLAIN { Self(escaped.into()) } else { hasher.part(name) }
+    }
+
+    /// The part as it stands in a key.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Percent-encodes all but letters, digits, `.`, `_` and `-`.
+fn escape(name: &[u8]) -> String {
+    let mut out = String::with_capacity(name.len());
+    for &byte in name {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-') {
+            out.push(char::from(byte));
+        } else {
+            // Writing to a String cannot fail.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// Hashes what must not be stored or logged as it came: HMAC-SHA-256 under the `hash_secret`,
+/// truncated to 96 bits. Gateways with the same secret agree on every key.
+#[derive(Clone)]
+pub struct Hasher(Hmac<Sha256>);
+
+impl Hasher {
+    /// A hasher under `secret`. Any length will do, also none: see [`Hasher::DEFAULT_SECRET`].
+    pub fn new(secret: &[u8]) -> Self {
+        let secret = if secret.is_empty() { Self::DEFAULT_SECRET } else { secret };
+        match Hmac::<Sha256>::new_from_slice(secret) {
+            Ok(mac) => Self(mac),
+            Err(_) => unreachable!("HMAC takes a key of any length"),
+        }
+    }
+
+    /// What an empty `hash_secret` stands for, so that gateways agree. It hides nothing from who
+    /// can read this source; `tollgate check` warns.
+    pub const DEFAULT_SECRET: &'static [u8] = b"tollgate: no hash_secret was set";
+
+    /// The part of a key that stands for `value`: of one length, whatever the client sent.
+    pub fn part(&self, value: &[u8]) -> Part {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut mac = self.0.clone();
+        mac.update(value);
+        let digest = mac.finalize().into_bytes();
+        let mut text = String::with_capacity(1 + 2 * HASH_BYTES);
+        text.push('~');
+        for byte in &digest[..HASH_BYTES] {
+            text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+            text.push(char::from(DIGITS[usize::from(byte & 15)]));
+        }
+        Part(text.into())
+    }
+}
+
+impl fmt::Debug for Hasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Hasher(secret)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn key(tenant: &[u8], route: &[u8]) -> Key {
+        let hasher = Hasher::new(b"");
+        Key::tenant_route("rl", &Part::known(tenant, &hasher), &Part::known(route, &hasher))
+    }
+
+    #[test]
+    fn the_key_of_the_design() {
+        assert_eq!(key(b"shop-a", b"create-order").as_str(), "rl:{shop-a}:create-order");
+    }
+
+    /// B037: ('a:b', 'c') and ('a', 'b:c') were one bucket.
+    #[test]
+    fn separators_in_a_name_forge_nothing() {
+        let names: [&[u8]; 14] = [
+            b"a", b"b", b"c", b"a:b", b"b:c", b"a}:b", b"{a", b"a}", b"~a", b"a%3Ab", b"a\0", b"a\n", b"a ",
+            "\u{e4}".as_bytes(),
+        ];
+        let mut seen = HashSet::new();
+        for tenant in names {
+            for route in names {
+                let key = key(tenant, route);
+                assert_eq!(key.as_str().matches(['{', '}']).count(), 2, "{key:?}");
+                assert_eq!(key.as_str().matches(':').count(), 2, "{key:?}");
+                assert!(seen.insert(key));
+            }
+        }
+    }
+
+    #[test]
+    fn a_plain_name_cannot_be_written_like_a_hash() {
+        let hasher = Hasher::new(b"s");
+        let hashed = hasher.part(b"victim");
+        assert_ne!(Part::known(hashed.as_str().as_bytes(), &hasher), hashed);
+    }
+
+    /// B039: memory was ruled by key lengths that users chose.
+    #[test]
+    fn a_hash_has_one_length() {
+        let hasher = Hasher::new(b"s");
+        for length in [0, 1, 1024, 8192, 61440] {
+            assert_eq!(hasher.part(&vec![b'x'; length]).as_str().len(), 25);
+            assert!(key(&vec![b':'; length], &vec![b'y'; length]).as_str().len() <= 128);
+        }
+    }
+
+    #[test]
+    fn secrets_part_the_hashes() {
+        assert_ne!(Hasher::new(b"1").part(b"x"), Hasher::new(b"2").part(b"x"));
+        assert_eq!(Hasher::new(b"").part(b"x"), Hasher::new(Hasher::DEFAULT_SECRET).part(b"x"));
+    }
+}

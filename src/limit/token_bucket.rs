@@ -1,0 +1,230 @@
+//! The token bucket, in whole numbers. Its twin is `lua/token_bucket.lua`: the same integers in the
+//! same order, so that both give the same verdicts.
+//!
+//! Tokens are counted in units of `1/scale` token, time in microseconds, and the refill is `n` units
+//! each `d` microseconds. `n * d <= 2^53`, so that every product is exact in a double as well.
+//!
+//! An edit of the rule keeps the bucket: what it holds is clamped to the new capacity, and refills
+//! at the new rate from the moment up to which it was counted. A bucket that was left alone for
+//! twice its fill time is forgotten, and a forgotten bucket is full under the rule of the day.
+
+use thiserror::Error;
+
+use super::rate::{Rate, gcd};
+use super::{MAX_EXACT, Outcome, Verdict};
+use crate::clock::Timestamp;
+
+/// 100 years in microseconds: the longest wait that is told, and below 2^53.
+const FOREVER_MICROS: u64 = 3_155_760_000_000_000;
+
+/// How far a rate may be rounded to fit into `n * d <= 2^53`: one part in a thousand million.
+const ROUNDING: u128 = 1_000_000_000;
+
+/// The numbers of a token bucket, ready to decide with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TokenBucket {
+    capacity: u64,
+    scale: u64,
+    n: u64,
+    d: u64,
+}
+
+/// What a key holds: units, their scale, and the time up to which the refill is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bucket {
+    units: u64,
+    scale: u64,
+    at: Timestamp,
+}
+
+/// Why numbers make no token bucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum TokenBucketError {
+    /// A bucket without room refuses everything; that is said by other means.
+    #[error("must be at least 1 (0 would refuse every request)")]
+    CapacityZero,
+    /// Doubles, and so Redis, count exactly up to 2^53 only.
+    #[error("must be at most 9007199254740992 (2^53), the largest number that is counted exactly")]
+    CapacityTooLarge,
+    /// The rate has more digits than exact arithmetic can carry.
+    #[error("has more digits than can be counted exactly: use fewer, or a longer period as in 20/m")]
+    RateTooFine,
+}
+
+impl TokenBucket {
+    /// A bucket of `capacity` tokens that refills at `rate`.
+    pub fn new(capacity: u64, rate: Rate) -> Result<Self, TokenBucketError> {
+        if capacity == 0 {
+            return Err(TokenBucketError::CapacityZero);
+        }
+        if capacity > MAX_EXACT {
+            return Err(TokenBucketError::CapacityTooLarge);
+        }
+        let scale = scale_for(capacity);
+        let (tokens, micros) = rate.fraction();
+        let (n, d) = exact_fraction(u128::from(tokens) * u128::from(scale), u128::from(micros))
+            .ok_or(TokenBucketError::RateTooFine)?;
+        Ok(Self { capacity, scale, n, d })
+    }
+
+    /// Tokens that fit.
+    pub const fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Microseconds in which an empty bucket fills, at most 100 years.
+    pub const fn fill_micros(&self) -> u64 {
+        self.time_to_earn(self.capacity * self.scale)
+    }
+
+    /// Milliseconds that a bucket is remembered for: twice its fill time, at least 1.
+    pub const fn ttl_ms(&self) -> u64 {
+        (self.fill_micros() * 2).div_ceil(1_000)
+    }
+
+    /// The share of one of `gateways`: capacity and rate divided by their number, at least 1 token.
+    #[must_use]
+    pub fn share(&self, gateways: u32) -> Self {
+        let gateways = u64::from(gateways.max(1));
+        let capacity = (self.capacity / gateways).max(1);
+        let scale = scale_for(capacity);
+        // A scale that differs multiplies n; if that cannot be exact, dividing less is the safe side
+        // only for `d`, so the rate is rounded down.
+        let (n, d) = (u128::from(self.n) * u128::from(scale), u128::from(self.d) * u128::from(self.scale));
+        let (n, d) = exact_fraction(n, d * u128::from(gateways)).unwrap_or((1, MAX_EXACT));
+        Self { capacity, scale, n, d }
+    }
+
+    /// Units of a cost in tokens; a cost above the capacity stays above it.
+    pub const fn units(&self, cost: u64) -> u64 {
+        let most = self.capacity + 1;
+        (if cost > most { most } else { cost }) * self.scale
+    }
+
+    /// The numbers that the Lua twin takes: capacity in units, n, d, scale.
+    pub const fn script_numbers(&self) -> [u64; 4] {
+        [self.capacity * self.scale, self.n, self.d, self.scale]
+    }
+
+    /// What the bucket is at `now`: refilled up to then. `None` is a bucket nobody has taken from.
+    pub fn refilled(&self, bucket: Option<Bucket>, now: Timestamp) -> Bucket {
+        let full = self.capacity * self.scale;
+        let Some(bucket) = bucket else { return Bucket { units: full, scale: self.scale, at: now } };
+        let units = bucket.units_at_scale(self.scale).min(full);
+        let elapsed = now.micros_since(bucket.at);
+        if elapsed == 0 {
+            // A clock that steps back mints nothing.
+            return Bucket { units, scale: self.scale, at: bucket.at };
+        }
+        let part = (elapsed % self.d) * self.n;
+        let earned = (elapsed / self.d).saturating_mul(self.n).saturating_add(part / self.d);
+        if units.saturating_add(earned) >= full {
+            return Bucket { units: full, scale: self.scale, at: now };
+        }
+        // Time that has not made up a whole unit yet stays on the clock: it is never thrown away.
+        let leftover = (part % self.d) / self.n;
+        Bucket { units: units + earned, scale: self.scale, at: now.minus_micros(leftover) }
+    }
+
+    /// What the limit says to `cost` when `bucket` (refilled to `now`) holds what it holds.
+    pub fn judge(&self, bucket: Bucket, cost: u64, now: Timestamp) -> Verdict {
+        let cost = self.units(cost);
+        let outcome = if cost > self.capacity * self.scale {
+            Outcome::NeverFits
+        } else if cost > bucket.units {
+            Outcome::Refused
+        } else {
+            Outcome::Allowed
+        };
+        let retry_after_ms =
+            if outcome == Outcome::Refused { self.wait_ms(bucket, cost - bucket.units, now) } else { 0 };
+        let reset_ms = self.wait_ms(bucket, self.capacity * self.scale - bucket.units, now);
+        Verdict { outcome, remaining: bucket.units / self.scale, retry_after_ms, reset_ms }
+    }
+
+    /// Takes an allowed `cost` from `bucket` and restates the verdict.
+    pub fn take(&self, bucket: Bucket, cost: u64, now: Timestamp) -> (Bucket, Verdict) {
+        let units = bucket.units - self.units(cost);
+        let bucket = Bucket { units, ..bucket };
+        let reset_ms = self.wait_ms(bucket, self.capacity * self.scale - units, now);
+        let remaining = units / self.scale;
+        (bucket, Verdict { outcome: Outcome::Allowed, remaining, retry_after_ms: 0, reset_ms })
+    }
+
+    /// Milliseconds from `now` until `bucket` has earned `need` more units.
+    fn wait_ms(&self, bucket: Bucket, need: u64, now: Timestamp) -> u64 {
+        let ready = bucket.at.plus_micros(self.time_to_earn(need));
+        ready.micros_since(now).min(FOREVER_MICROS).div_ceil(1_000)
+    }
+
+    /// Microseconds that it takes to earn `need` units.
+    const fn time_to_earn(&self, need: u64) -> u64 {
+        let whole = need / self.n;
+        let rest = ((need % self.n) * self.d).div_ceil(self.n);
+        let time = whole.saturating_mul(self.d).saturating_add(rest);
+        if time > FOREVER_MICROS { FOREVER_MICROS } else { time }
+    }
+}
+
+impl Bucket {
+    /// Units at another scale, rounded as the Lua twin rounds the decimal text it stored.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_sign_loss,
+        reason = "units stay below 2^53, and only an edit across a scale takes this way"
+    )]
+    fn units_at_scale(self, scale: u64) -> u64 {
+        if self.scale == scale {
+            return self.units;
+        }
+        let tokens = self.units as f64 / self.scale as f64;
+        (tokens * scale as f64 + 0.5).floor() as u64
+    }
+
+    /// The time up to which the refill is counted.
+    pub const fn counted_at(&self) -> Timestamp {
+        self.at
+    }
+}
+
+/// Units per token: the finest at which the capacity, and a rounding to whole units, stay exact in
+/// a double (`capacity * scale <= 2^50`).
+const fn scale_for(capacity: u64) -> u64 {
+    match capacity {
+        0..=1_000_000_000 => 1_000_000,
+        1_000_000_001..=1_000_000_000_000 => 1_000,
+        _ => 1,
+    }
+}
+
+/// `n/d` in lowest terms with `n * d <= 2^53`: exactly, or else by the best continued fraction,
+/// if that is within one part in a thousand million.
+fn exact_fraction(n: u128, d: u128) -> Option<(u64, u64)> {
+    let common = gcd(n, d);
+    let (n, d) = (n / common, d / common);
+    let fits = |n: u128, d: u128| n.checked_mul(d).is_some_and(|product| product <= u128::from(MAX_EXACT));
+    if fits(n, d) {
+        return Some((n as u64, d as u64));
+    }
+    // Convergents h/k of n/d.
+    let (mut a, mut b) = (n, d);
+    let (mut h, mut h_before, mut k, mut k_before) = (1u128, 0u128, 0u128, 1u128);
+    while b > 0 {
+        let quotient = a / b;
+        let (h_next, k_next) =
+            (quotient.checked_mul(h)?.checked_add(h_before)?, quotient.checked_mul(k)?.checked_add(k_before)?);
+        if !fits(h_next, k_next) {
+            break;
+        }
+        (h_before, h, k_before, k) = (h, h_next, k, k_next);
+        (a, b) = (b, a % b);
+    }
+    if h == 0 || k == 0 {
+        return None;
+    }
+    let error = (n.checked_mul(k)?).abs_diff(h.checked_mul(d)?);
+    (error.checked_mul(ROUNDING)? <= n.checked_mul(k)?).then_some((h as u64, k as u64))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! What is counted. Label values come from the configuration or from closed sets, never from a
+//! client; handles of the request path are looked up once, not per request.
+
+use prometheus::{
+    Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
+};
+
+/// Bounds of decision times, in seconds: from in memory to beyond every deadline.
+const DECISION_BUCKETS: [f64; 11] =
+    [0.000_01, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25];
+
+/// All metrics of a gateway.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Requests that were answered, by route and class of status.
+    pub responses: IntCounterVec,
+    /// Requests that were decided on.
+    pub decisions: IntCounterVec,
+    /// How long decisions took.
+    pub decision_seconds: HistogramVec,
+    /// Requests refused before any route: by reason.
+    pub rejected: IntCounterVec,
+    /// Why a store gave no decision.
+    pub store_errors: IntCounterVec,
+    /// Decisions made without the store.
+    pub fallback_decisions: IntCounterVec,
+    /// What the stores do.
+    pub store: StoreMetrics,
+    /// Reloads, applied and rejected.
+    pub reloads: IntCounterVec,
+    /// The revision that is served.
+    pub revision: IntGauge,
+    /// Requests between their head and their end.
+    pub in_flight: IntGauge,
+    /// Buckets in the memory of this process.
+    pub memory_buckets: IntGauge,
+    /// Buckets forgotten before they were full, for want of room.
+    pub memory_evictions: IntGauge,
+}
+
+/// What a store counts.
+#[derive(Clone, Debug)]
+pub struct StoreMetrics {
+    /// Script calls.
+    pub calls: IntCounter,
+    /// Requests decided by them.
+    pub checks: IntCounter,
+    /// Times that the script had to be loaded again.
+    pub script_reloads: IntCounter,
+    /// 1 while connected.
+    pub connected: IntGauge,
+}
+
+impl Metrics {
+    /// Registers everything.
+    ///
+    /// # Errors
+    /// Only if two metrics had one name: a mistake in this file.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let r = Registry::new();
+        let build = IntGaugeVec::new(opts("build_info", "The version that runs; always 1."), &["version"])?;
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        r.register(Box::new(build))?;
+        let store = StoreMetrics {
+            calls: counter(&r, "store_calls_total", "Script calls to the store.")?,
+            checks: counter(&r, "store_requests_total", "Requests that were decided by script calls.")?,
+            script_reloads: counter(&r, "script_reloads_total", "Times the store had lost the script.")?,
+            connected: gauge(&r, "store_connected", "1 while the store is connected.")?,
+        };
+        let decision_seconds = HistogramVec::new(
+            HistogramOpts::new("tollgate_decision_duration_seconds", "Time from the head of a request to its decision.")
+                .buckets(DECISION_BUCKETS.to_vec()),
+            &["basis"],
+        )?;
+        r.register(Box::new(decision_seconds.clone()))?;
+        Ok(Self {
+            responses: counters(&r, "responses_total", "Responses by route and class of status.", &["route", "status"])?,
+            decisions: counters(
+                &r,
+                "decisions_total",
+                "Decisions by route, the rule that decided, outcome and basis.",
+                &["route", "rule", "outcome", "basis"],
+            )?,
+            decision_seconds,
+            rejected: counters(&r, "rejected_requests_total", "Requests refused before a decision.", &["reason"])?,
+            store_errors: counters(&r, "store_errors_total", "Calls without a decision, by kind.", &["kind"])?,
+            fallback_decisions: counters(
+                &r,
+                "fallback_decisions_total",
+                "Decisions made without the store.",
+                &["rule", "mode", "outcome"],
+            )?,
+            store,
+            reloads: counters(&r, "config_reloads_total", "Reloads of the configuration by outcome.", &["outcome"])?,
+            revision: gauge(&r, "config_revision", "The revision of the configuration that is served.")?,
+            in_flight: gauge(&r, "requests_in_flight", "Requests between their head and their end.")?,
+            memory_buckets: gauge(&r, "memory_buckets", "Buckets held in the memory of this process.")?,
+            memory_evictions: gauge(&r, "memory_evicted_buckets", "Buckets forgotten before they were full.")?,
+            registry: r,
+        })
+    }
+
+    /// Everything in Prometheus' text format.
+    pub fn render(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        // Writing to memory does not fail.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        text
+    }
+
+    /// The counters of one route, looked up once.
+    pub fn route(&self, route: &str) -> RouteMetrics {
+        let responses = |class: &str| self.responses.with_label_values(&[route, class]);
+        RouteMetrics {
+            responses: [responses("1xx"), responses("2xx"), responses("3xx"), responses("4xx"), responses("5xx")],
+            decisions: self.decisions.clone(),
+            admitted_by_store: self.decisions.with_label_values(&[route, "default", "admitted", "store"]),
+            refused_by_store: self.decisions.with_label_values(&[route, "default", "refused", "store"]),
+            seconds_by_store: self.decision_seconds.with_label_values(&["store"]),
+            route: route.into(),
+        }
+    }
+}
+
+/// The counters of one route.
+#[derive(Clone, Debug)]
+pub struct RouteMetrics {
+    responses: [IntCounter; 5],
+    decisions: IntCounterVec,
+    admitted_by_store: IntCounter,
+    refused_by_store: IntCounter,
+    seconds_by_store: Histogram,
+    route: Box<str>,
+}
+
+impl RouteMetrics {
+    /// Counts a response.
+    pub fn response(&self, status: u16) {
+        let class = usize::from(status / 100).clamp(1, 5) - 1;
+        self.responses[class].inc();
+    }
+
+    /// Counts a decision.
+    pub fn decision(&self, rule: &str, outcome: &str, basis: &str) {
+        match (outcome, basis) {
+            ("admitted", "store") => self.admitted_by_store.inc(),
+            ("refused", "store") => self.refused_by_store.inc(),
+            _ => self.decisions.with_label_values(&[&*self.route, rule, outcome, basis]).inc(),
+        }
+    }
+
+    /// Notes how long a decision of the store took.
+    pub fn decided_in(&self, seconds: f64) {
+        self.seconds_by_store.observe(seconds);
+    }
+}
+
+fn opts(name: &str, help: &str) -> Opts {
+    Opts::new(format!("tollgate_{name}"), help)
+}
+
+fn counter(r: &Registry, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+    let counter = IntCounter::with_opts(opts(name, help))?;
+    r.register(Box::new(counter.clone()))?;
+    Ok(counter)
+}
+
+fn counters(r: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+    let counters = IntCounterVec::new(opts(name, help), labels)?;
+    r.register(Box::new(counters.clone()))?;
+    Ok(counters)
+}
+
+fn gauge(r: &Registry, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
+    let gauge = IntGauge::with_opts(opts(name, help))?;
+    r.register(Box::new(gauge.clone()))?;
+    Ok(gauge)
+}

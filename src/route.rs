@@ -1,0 +1,245 @@
+//! Routes: host, path pattern and methods to an upstream and its rules.
+//!
+//! The nearest route wins: an exact host before `*.suffix` (longest first) before any host; then the
+//! most specific path (literal before `{name}` before `/*`). A route that does not take the method is
+//! passed over, so a wider one may still match. HEAD counts as GET.
+
+pub mod path;
+
+use std::collections::HashMap;
+
+use matchit::{InsertError, Router};
+
+use crate::config::fault::Fault;
+use crate::config::{self, OnStoreFailure};
+use crate::key::{Hasher, Part};
+
+/// A route by its number; 0 is the route `default` of requests that match no other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RouteId(u16);
+
+impl RouteId {
+    /// Where requests are charged that match no route.
+    pub const UNMATCHED: Self = Self(0);
+
+    /// The number, for tables with one entry per route.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The route at `index` of such a table.
+    pub fn from_index(index: usize) -> Option<Self> {
+        u16::try_from(index).ok().map(Self)
+    }
+}
+
+/// A valid route.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Its id.
+    pub id: Box<str>,
+    /// Its id as a part of keys.
+    pub part: Part,
+    /// Which upstream, by its position in the configuration; none for [`RouteId::UNMATCHED`].
+    pub upstream: Option<usize>,
+    /// Tokens that a request takes.
+    pub cost: u64,
+    /// Whether the tenant's own rule applies.
+    pub tenant_rule: bool,
+    /// What decides when the store does not, unless a row says otherwise.
+    pub on_store_failure: OnStoreFailure,
+}
+
+/// All routes, ready to be matched.
+#[derive(Debug)]
+pub struct RouteTable {
+    routes: Vec<Route>,
+    hosts: HashMap<Box<str>, Methods>,
+    suffixes: Vec<(Box<str>, Methods)>,
+    any_host: Methods,
+}
+
+/// One router per method that some route names, and one for all other methods.
+#[derive(Debug, Default)]
+struct Methods {
+    named: Vec<(Box<str>, Router<RouteId>)>,
+    other: Router<RouteId>,
+}
+
+impl RouteTable {
+    /// Checks and compiles the routes; notes what is wrong with them.
+    pub fn build(
+        written: &[config::Route],
+        upstreams: &[config::Upstream],
+        on_store_failure: OnStoreFailure,
+        hasher: &Hasher,
+        faults: &mut Vec<Fault>,
+    ) -> Self {
+        let mut routes = vec![Route {
+            id: "default".into(),
+            part: Part::known(b"default", hasher),
+            upstream: None,
+            cost: 1,
+            tenant_rule: true,
+            on_store_failure,
+        }];
+        let mut groups: HashMap<Option<&str>, Vec<(RouteId, usize)>> = HashMap::new();
+        for (index, route) in written.iter().enumerate() {
+            let field = |name: &str| format!("routes[{index}].{name}");
+            if let Some(first) = written[..index].iter().find(|other| other.id.value == route.id.value) {
+                let message = format!("`{}` is already the id of the route at {}", route.id.value, first.id.place);
+                faults.push(Fault::new(route.id.place, field("id"), message));
+            }
+            let upstream = upstreams.iter().position(|upstream| upstream.name.value == route.upstream.value);
+            if upstream.is_none() {
+                let message = format!("there is no upstream named `{}`", route.upstream.value);
+                faults.push(Fault::new(route.upstream.place, field("upstream"), message));
+            }
+            let Some(id) = RouteId::from_index(routes.len()) else {
+                faults.push(Fault::new(route.id.place, field("id"), "there are more than 65535 routes"));
+                break;
+            };
+            groups.entry(route.host.as_deref()).or_default().push((id, index));
+            routes.push(Route {
+                id: route.id.value.clone(),
+                part: Part::known(route.id.value.as_bytes(), hasher),
+                upstream,
+                cost: route.cost.value,
+                tenant_rule: route.tenant_rule,
+                on_store_failure: route.on_store_failure.unwrap_or(on_store_failure),
+            });
+        }
+        let mut table = Self { routes, hosts: HashMap::new(), suffixes: Vec::new(), any_host: Methods::default() };
+        let mut groups: Vec<_> = groups.into_iter().collect();
+        groups.sort_by_key(|(_, routes)| routes[0].1);
+        for (host, routes) in groups {
+            let methods = Methods::build(&routes, written, faults);
+            match host {
+                None => table.any_host = methods,
+                Some(host) => match host.strip_prefix('*') {
+                    Some(suffix) => table.suffixes.push((suffix.into(), methods)),
+                    None => drop(table.hosts.insert(host.into(), methods)),
+                },
+            }
+        }
+        table.suffixes.sort_by_key(|(suffix, _)| std::cmp::Reverse(suffix.len()));
+        table
+    }
+
+    /// The route of a request; `host` in lower case and without port, `path` in normal form.
+    pub fn find(&self, host: &str, method: &str, path: &str) -> RouteId {
+        let exact = self.hosts.get(host).and_then(|methods| methods.find(method, path));
+        exact
+            .or_else(|| {
+                let mut fitting = self.suffixes.iter().filter(|(suffix, _)| host.ends_with(&**suffix));
+                fitting.find_map(|(_, methods)| methods.find(method, path))
+            })
+            .or_else(|| self.any_host.find(method, path))
+            .unwrap_or(RouteId::UNMATCHED)
+    }
+
+    /// The route of that number.
+    pub fn get(&self, id: RouteId) -> &Route {
+        // Numbers are only given out by `build`, so the fall back to `default` is never taken.
+        self.routes.get(id.index()).unwrap_or(&self.routes[0])
+    }
+
+    /// All routes, [`RouteId::UNMATCHED`] first.
+    pub fn all(&self) -> &[Route] {
+        &self.routes
+    }
+}
+
+impl Methods {
+    fn build(routes: &[(RouteId, usize)], written: &[config::Route], faults: &mut Vec<Fault>) -> Self {
+        let mut names: Vec<&str> =
+            routes.iter().flat_map(|(_, index)| written[*index].methods.iter().map(|name| &**name)).collect();
+        names.sort_unstable();
+        names.dedup();
+        let mut reported = Vec::new();
+        let mut router = |method: Option<&str>| {
+            let taking = routes.iter().filter(|(_, index)| {
+                let methods = &written[*index].methods;
+                methods.is_empty() || method.is_some_and(|name| methods.iter().any(|taken| **taken == *name))
+            });
+            compile(taking.copied().collect(), written, &mut reported, faults)
+        };
+        Self { named: names.iter().map(|name| ((*name).into(), router(Some(name)))).collect(), other: router(None) }
+    }
+
+    fn find(&self, method: &str, path: &str) -> Option<RouteId> {
+        let method = if method == "HEAD" && !self.names("HEAD") { "GET" } else { method };
+        let named = self.named.iter().find(|(name, _)| **name == *method);
+        let router = named.map_or(&self.other, |(_, router)| router);
+        router.at(path).ok().map(|found| *found.value)
+    }
+
+    fn names(&self, method: &str) -> bool {
+        self.named.iter().any(|(name, _)| **name == *method)
+    }
+}
+
+/// One router over `routes`. Literal patterns go in first, so that `/items/` beside `/items/*` is itself.
+fn compile(
+    mut routes: Vec<(RouteId, usize)>,
+    written: &[config::Route],
+    reported: &mut Vec<usize>,
+    faults: &mut Vec<Fault>,
+) -> Router<RouteId> {
+    let mut router = Router::new();
+    let mut owners: HashMap<String, usize> = HashMap::new();
+    routes.sort_by_key(|(_, index)| written[*index].path.value.ends_with('*'));
+    for (id, index) in routes {
+        let path = &written[index].path;
+        let mut report = |message: String| {
+            if !reported.contains(&index) {
+                reported.push(index);
+                faults.push(Fault::new(path.place, format!("routes[{index}].match.path"), message));
+            }
+        };
+        let pattern = match router_pattern(&path.value) {
+            Ok(pattern) => pattern,
+            Err(message) => {
+                report(message);
+                continue;
+            }
+        };
+        match router.insert(pattern.clone(), id) {
+            Ok(()) => drop(owners.insert(pattern, index)),
+            Err(InsertError::Conflict { with }) => {
+                let other = owners.get(&with).map_or("another", |other| &*written[*other].id.value);
+                report(format!("matches the same requests as the route `{other}`"));
+            }
+            Err(error) => report(format!("is no path pattern: {error}")),
+        }
+        if let Some(prefix) = path.value.strip_suffix('*') {
+            // `/items/*` also takes `/items/` itself, unless a literal route has it.
+            let _ = router.insert(prefix, id);
+        }
+    }
+    router
+}
+
+/// A path pattern as the router writes it, or what is wrong with it.
+fn router_pattern(written: &str) -> Result<String, String> {
+    if !written.starts_with('/') {
+        return Err(format!("expected a path such as /orders, /orders/{{id}} or /items/*, got `{written}`"));
+    }
+    let literal = written.strip_suffix("/*").unwrap_or(written);
+    if literal.contains('*') {
+        return Err("`*` may only stand alone as the last segment, as in /items/*".into());
+    }
+    let plain = literal.replace(['{', '}'], "");
+    match path::normalise(&plain) {
+        Ok(normal) if *normal == *plain || plain.is_empty() => {}
+        Ok(normal) => return Err(format!("can never match: requests are matched in normal form, here `{normal}`")),
+        Err(error) => return Err(error.to_string()),
+    }
+    Ok(match written.strip_suffix('*') {
+        Some(prefix) => format!("{prefix}{{*rest}}"),
+        None => written.to_owned(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

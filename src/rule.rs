@@ -1,0 +1,42 @@
+//! Rules and checks. A rule is a named promise; a check is one rule applied to one request.
+
+use smallvec::SmallVec;
+
+use crate::config::OnStoreFailure;
+use crate::key::Key;
+use crate::limit::{Limit, Verdict};
+
+/// A rule by its number; the tenant's own rule is [`RuleId::TENANT`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RuleId(u16);
+
+impl RuleId {
+    /// The rule that holds a tenant on a route, from a row or the default.
+    pub const TENANT: Self = Self(0);
+
+    /// The name in metrics, headers and answers.
+    pub const fn name(self) -> &'static str {
+        "default"
+    }
+}
+
+/// One rule applied to one request: which bucket, which limit, how much.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check {
+    /// The rule.
+    pub rule: RuleId,
+    /// The bucket.
+    pub key: Key,
+    /// The limit it is held to.
+    pub limit: Limit,
+    /// Tokens that the request takes; 0 asks without taking.
+    pub cost: u64,
+    /// What decides when the store does not.
+    pub on_store_failure: OnStoreFailure,
+}
+
+/// All checks of one request, in order. Few requests have more than two.
+pub type Checks = SmallVec<[Check; 2]>;
+
+/// What each check was told, in the order of the checks.
+pub type Verdicts = SmallVec<[Verdict; 2]>;

@@ -1,0 +1,208 @@
+//! Buckets in the memory of this process: the embedded default, and what decides while Redis does
+//! not. Bounded and sharded; every decision is made under the locks of its shards.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use indexmap::IndexMap;
+use smallvec::SmallVec;
+
+use super::{Store, StoreFault};
+use crate::clock::{Clock, Timestamp};
+use crate::key::Key;
+use crate::limit::token_bucket::{Bucket, TokenBucket};
+use crate::limit::{Limit, Outcome};
+use crate::rule::{Check, Checks, Verdicts};
+
+/// Locks that requests spread over.
+const SHARDS: usize = 64;
+
+/// Buckets looked at when one must go.
+const LOOKED_AT: usize = 8;
+
+/// Buckets in memory.
+#[derive(Debug)]
+pub struct MemoryStore {
+    shards: Box<[Mutex<Shard>]>,
+    hasher: RandomState,
+    per_shard: usize,
+    clock: Arc<dyn Clock>,
+    evicted: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    buckets: IndexMap<Key, Entry, RandomState>,
+    hand: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    bucket: Bucket,
+    /// From here on it is full, and forgetting it loses nothing.
+    full_at: Timestamp,
+    /// From here on it counts as forgotten, as on Redis.
+    expires_at: Timestamp,
+}
+
+impl MemoryStore {
+    /// A store of at most `max_keys` buckets (at least 1).
+    pub fn new(max_keys: usize, clock: Arc<dyn Clock>) -> Self {
+        let max_keys = max_keys.max(1);
+        let shards = max_keys.min(SHARDS);
+        Self {
+            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            hasher: RandomState::new(),
+            per_shard: max_keys / shards,
+            clock,
+            evicted: AtomicU64::new(0),
+        }
+    }
+
+    /// Decides all checks of one request, and takes from all of their buckets or from none.
+    pub fn take(&self, checks: &[Check]) -> Verdicts {
+        self.take_at(checks, self.clock.now())
+    }
+
+    /// [`MemoryStore::take`] at a given time.
+    pub fn take_at(&self, checks: &[Check], now: Timestamp) -> Verdicts {
+        let homes: SmallVec<[usize; 4]> = checks.iter().map(|check| self.home(&check.key)).collect();
+        let mut shards = self.lock(&homes);
+        let mut verdicts = Verdicts::new();
+        let mut buckets: SmallVec<[Bucket; 2]> = SmallVec::new();
+        for (check, home) in checks.iter().zip(&homes) {
+            let Limit::TokenBucket(limit) = &check.limit;
+            let bucket = limit.refilled(shards.of(*home).get(&check.key, now), now);
+            buckets.push(bucket);
+            verdicts.push(limit.judge(bucket, check.cost, now));
+        }
+        let admitted = verdicts.iter().all(|verdict| verdict.outcome == Outcome::Allowed);
+        for (((check, home), bucket), verdict) in checks.iter().zip(&homes).zip(buckets).zip(&mut verdicts) {
+            let Limit::TokenBucket(limit) = &check.limit;
+            let shard = shards.of(*home);
+            if admitted && check.cost > 0 {
+                let (bucket, taken) = limit.take(bucket, check.cost, now);
+                *verdict = taken;
+                let evicted = shard.put(&check.key, limit, bucket, taken.reset_ms, now, self.per_shard);
+                self.evicted.fetch_add(u64::from(evicted), Ordering::Relaxed);
+            } else if verdict.outcome == Outcome::Refused {
+                shard.keep(&check.key, limit, verdict.reset_ms, now);
+            }
+        }
+        verdicts
+    }
+
+    /// Buckets that are held now.
+    pub fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).buckets.len()).sum()
+    }
+
+    /// Whether no bucket is held.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Buckets that were forgotten before they were full, because there was no room.
+    pub fn evicted(&self) -> u64 {
+        self.evicted.load(Ordering::Relaxed)
+    }
+
+    fn home(&self, key: &Key) -> usize {
+        self.hasher.hash_one(key) as usize % self.shards.len()
+    }
+
+    /// Locks the shards of one request, each once and in order, so that two requests cannot wait for
+    /// each other.
+    fn lock(&self, homes: &[usize]) -> Locked<'_> {
+        let mut order: SmallVec<[usize; 4]> = homes.into();
+        order.sort_unstable();
+        order.dedup();
+        Locked(order.into_iter().map(|home| (home, lock(&self.shards[home]))).collect())
+    }
+}
+
+#[async_trait]
+impl Store for MemoryStore {
+    async fn acquire(&self, checks: &Checks) -> Result<Verdicts, StoreFault> {
+        Ok(self.take(checks))
+    }
+
+    fn is_up(&self) -> bool {
+        true
+    }
+}
+
+/// The locked shards of one request.
+struct Locked<'s>(SmallVec<[(usize, MutexGuard<'s, Shard>); 2]>);
+
+impl Locked<'_> {
+    fn of(&mut self, home: usize) -> &mut Shard {
+        let index = self.0.iter().position(|(locked, _)| *locked == home).unwrap_or(0);
+        &mut self.0[index].1
+    }
+}
+
+impl Shard {
+    fn get(&self, key: &Key, now: Timestamp) -> Option<Bucket> {
+        self.buckets.get(key).filter(|entry| now < entry.expires_at).map(|entry| entry.bucket)
+    }
+
+    /// Writes a bucket; tells whether another one had to be forgotten for it too early.
+    fn put(
+        &mut self,
+        key: &Key,
+        limit: &TokenBucket,
+        bucket: Bucket,
+        reset_ms: u64,
+        now: Timestamp,
+        most: usize,
+    ) -> bool {
+        let entry = Entry {
+            bucket,
+            full_at: now.plus_micros(reset_ms.saturating_mul(1_000)),
+            expires_at: now.plus_micros(limit.ttl_ms().saturating_mul(1_000)),
+        };
+        if let Some(known) = self.buckets.get_mut(key) {
+            *known = entry;
+            return false;
+        }
+        let lost = self.buckets.len() >= most && self.evict(now);
+        self.buckets.insert(key.clone(), entry);
+        lost
+    }
+
+    /// A refusal writes nothing, unless the bucket would be forgotten before it is full again (a
+    /// slower rule since): see `lua/acquire.lua`.
+    fn keep(&mut self, key: &Key, limit: &TokenBucket, reset_ms: u64, now: Timestamp) {
+        let Some(entry) = self.buckets.get_mut(key) else { return };
+        entry.full_at = now.plus_micros(reset_ms.saturating_mul(1_000));
+        if entry.expires_at < entry.full_at {
+            entry.expires_at = now.plus_micros(limit.ttl_ms().saturating_mul(1_000));
+        }
+    }
+
+    /// Forgets, of a few buckets, the one that is full first: a flood of new keys pushes out itself
+    /// and buckets that are nearly full, not the client who has used up its own.
+    fn evict(&mut self, now: Timestamp) -> bool {
+        let length = self.buckets.len();
+        let looked_at = (0..LOOKED_AT.min(length)).map(|step| (self.hand + step) % length);
+        let fullest = looked_at
+            .filter_map(|index| Some((self.buckets.get_index(index)?.1.full_at, index)))
+            .min();
+        self.hand = (self.hand + LOOKED_AT) % length.max(1);
+        let Some((full_at, index)) = fullest else { return false };
+        self.buckets.swap_remove_index(index);
+        now < full_at
+    }
+}
+
+/// A panic while a shard was locked cannot leave a bucket half written, so the lock is taken anyway.
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,61 @@
+//! One connection to Redis, with the script on the other side.
+
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::io::tcp::TcpSettings;
+use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, IntoConnectionInfo, RedisError, Value};
+
+use super::script;
+
+/// The most that connecting may take, the script included. Nobody waits for it: requests are
+/// decided without the store meanwhile.
+const CONNECT_WITHIN: Duration = Duration::from_secs(1);
+
+/// A client for `url`. Without NODELAY the single small write of a flight could wait for the ACK of
+/// the one before.
+pub(super) fn client(url: &str) -> Result<Client, RedisError> {
+    let info = url.into_connection_info()?;
+    Client::open(info.set_tcp_settings(TcpSettings::default().set_nodelay(true)))
+}
+
+/// A connection, and the hash under which the script is known there.
+pub(super) struct Connection {
+    connection: MultiplexedConnection,
+    sha: String,
+}
+
+impl Connection {
+    /// Connects and loads the script.
+    pub(super) async fn open(client: &Client) -> Result<Self, RedisError> {
+        let open = async {
+            // The deadline of a call is kept by the flight, not here.
+            let config =
+                AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_WITHIN)).set_response_timeout(None);
+            let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+            let sha = load(&mut connection).await?;
+            Ok(Self { connection, sha })
+        };
+        match tokio::time::timeout(CONNECT_WITHIN, open).await {
+            Ok(opened) => opened,
+            Err(_) => Err(RedisError::from((ErrorKind::Io, "no connection within a second"))),
+        }
+    }
+
+    /// Calls the script by its hash.
+    pub(super) async fn call(&mut self, keys_and_arguments: &script::Flight) -> Result<Value, RedisError> {
+        self.connection.send_packed_command(&keys_and_arguments.command(&self.sha)).await
+    }
+
+    /// Loads the script again, after Redis has said that it does not know it.
+    pub(super) async fn reload(&mut self) -> Result<(), RedisError> {
+        self.sha = load(&mut self.connection).await?;
+        Ok(())
+    }
+}
+
+async fn load(connection: &mut MultiplexedConnection) -> Result<String, RedisError> {
+    let mut command = Cmd::new();
+    command.arg("SCRIPT").arg("LOAD").arg(script::SOURCE);
+    command.query_async(connection).await
+}

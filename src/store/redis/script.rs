@@ -1,0 +1,139 @@
+//! The script, its call and its reply.
+
+use redis::{Cmd, Value};
+use smallvec::SmallVec;
+
+use crate::limit::{Limit, Outcome, Verdict};
+use crate::rule::{Checks, Verdicts};
+use crate::store::StoreFault;
+
+/// The script: Redis' time, the limits, and the loop over the requests of a flight.
+pub const SOURCE: &str = concat!(
+    include_str!("../../../lua/clock.lua"),
+    include_str!("../../../lua/token_bucket.lua"),
+    include_str!("../../../lua/acquire.lua"),
+);
+
+/// The most checks in one call: it blocks Redis for some 0.3 ms.
+pub const MOST_CHECKS: usize = 64;
+
+/// Numbers in the reply per check.
+const PER_CHECK: usize = 4;
+
+/// The keys and arguments of one call.
+pub struct Flight {
+    requests: SmallVec<[Checks; 16]>,
+    checks: usize,
+}
+
+impl Flight {
+    /// An empty flight.
+    pub fn new() -> Self {
+        Self { requests: SmallVec::new(), checks: 0 }
+    }
+
+    /// Whether `checks` still fit. A request alone in its flight always does.
+    pub fn has_room_for(&self, checks: &Checks) -> bool {
+        self.checks == 0 || self.checks + checks.len() <= MOST_CHECKS
+    }
+
+    /// Takes one request on board.
+    pub fn board(&mut self, checks: Checks) {
+        self.checks += checks.len();
+        self.requests.push(checks);
+    }
+
+    /// The call.
+    pub fn command(&self, sha: &str) -> Cmd {
+        let mut command = Cmd::with_capacity(3 + self.checks * 8, 64 + self.checks * 96);
+        command.arg("EVALSHA").arg(sha).arg(self.checks);
+        for check in self.requests.iter().flatten() {
+            command.arg(check.key.as_str());
+        }
+        for request in &self.requests {
+            command.arg(request.len());
+            for check in request {
+                let Limit::TokenBucket(limit) = &check.limit;
+                command.arg(limit.units(check.cost));
+                for number in limit.script_numbers() {
+                    command.arg(number);
+                }
+                command.arg(limit.ttl_ms());
+            }
+        }
+        command
+    }
+
+    /// The answers, one per request, in their order.
+    pub fn answers(&self, reply: &Value) -> Vec<Result<Verdicts, StoreFault>> {
+        let numbers = match reply {
+            Value::Array(numbers) if numbers.len() == 1 + self.checks * PER_CHECK => &numbers[1..],
+            _ => return vec![Err(bad_reply(reply)); self.requests.len()],
+        };
+        let mut per_check = numbers.chunks_exact(PER_CHECK);
+        let mut answers = Vec::with_capacity(self.requests.len());
+        for request in &self.requests {
+            // Each request consumes all of its numbers, also when one of them tells of a fault.
+            let verdicts: SmallVec<[Result<Verdict, StoreFault>; 2]> =
+                per_check.by_ref().take(request.len()).map(verdict).collect();
+            answers.push(verdicts.into_iter().collect());
+        }
+        answers
+    }
+}
+
+/// The time at which Redis decided, in microseconds, from a reply.
+pub fn decided_at(reply: &Value) -> Option<u64> {
+    match reply {
+        Value::Array(numbers) => match numbers.first() {
+            Some(Value::Int(now)) => u64::try_from(*now).ok(),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn verdict(numbers: &[Value]) -> Result<Verdict, StoreFault> {
+    let number = |value: &Value| match value {
+        Value::Int(number) => u64::try_from(*number).map_err(|_| bad_reply(value)),
+        _ => Err(bad_reply(value)),
+    };
+    let outcome = match &numbers[0] {
+        Value::Int(1) => Outcome::Allowed,
+        Value::Int(0) => Outcome::Refused,
+        Value::Int(2) => Outcome::NeverFits,
+        Value::Int(-1) => return Err(script_fault(&numbers[1])),
+        other => return Err(bad_reply(other)),
+    };
+    Ok(Verdict {
+        outcome,
+        remaining: number(&numbers[1])?,
+        retry_after_ms: number(&numbers[2])?,
+        reset_ms: number(&numbers[3])?,
+    })
+}
+
+/// What a command inside of the script said.
+fn script_fault(text: &Value) -> StoreFault {
+    let text = match text {
+        Value::BulkString(text) => String::from_utf8_lossy(text).into_owned(),
+        Value::SimpleString(text) => text.clone(),
+        other => return bad_reply(other),
+    };
+    if text.starts_with("WRONGTYPE") || text.starts_with("BADSTATE") {
+        StoreFault::WrongType(text)
+    } else {
+        StoreFault::Refused(text)
+    }
+}
+
+fn bad_reply(value: &Value) -> StoreFault {
+    let mut text = format!("{value:?}");
+    if text.len() > 100 {
+        text = text.chars().take(100).collect();
+    }
+    StoreFault::BadReply(text)
+}
+
+#[cfg(test)]
+mod tests;
