@@ -1,0 +1,158 @@
+//! The admin listener: metrics, health, status, reload. On loopback by default; writes need the
+//! bearer token.
+
+mod page;
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use async_trait::async_trait;
+use http::{Method, Response, StatusCode, header};
+use pingora::apps::http_app::ServeHttp;
+use pingora::protocols::http::ServerSession;
+use serde_json::{Value, json};
+
+use crate::config::Secret;
+use crate::limiter::Limiter;
+use crate::metrics::Metrics;
+use crate::proxy::Live;
+use crate::reload::Reloader;
+use crate::store::memory::MemoryStore;
+
+/// Serves the admin listener.
+pub struct Admin {
+    /// What is served now.
+    pub live: Arc<ArcSwap<Live>>,
+    /// Whether the store answers.
+    pub limiter: Arc<Limiter>,
+    /// Which store it is.
+    pub store_kind: &'static str,
+    /// Buckets in the memory of this process.
+    pub memory: Arc<MemoryStore>,
+    /// Reads the file again.
+    pub reloader: Arc<Reloader>,
+    /// Everything counted.
+    pub metrics: Metrics,
+    /// The token for writes; without one there are none.
+    pub token: Option<Secret>,
+    /// Whether this process still takes traffic.
+    pub draining: Arc<std::sync::atomic::AtomicBool>,
+}
+
+#[async_trait]
+impl ServeHttp for Admin {
+    async fn response(&self, session: &mut ServerSession) -> Response<Vec<u8>> {
+        let request = session.req_header();
+        let method = request.method.clone();
+        let path = request.uri.path().to_owned();
+        let authorized = self.authorized(request.headers.get(header::AUTHORIZATION));
+        let mut response = match (&method, path.as_str()) {
+            (&Method::GET | &Method::HEAD, path) => self.read(path),
+            (&Method::POST, "/-/reload") => match authorized {
+                Ok(()) => self.reload().await,
+                Err(refusal) => refusal,
+            },
+            (_, "/-/reload") => text(StatusCode::METHOD_NOT_ALLOWED, "use POST\n"),
+            _ => text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n"),
+        };
+        if method == Method::HEAD {
+            response.body_mut().clear();
+        }
+        response
+    }
+}
+
+impl Admin {
+    fn read(&self, path: &str) -> Response<Vec<u8>> {
+        match path {
+            "/" => respond(StatusCode::OK, "text/html; charset=utf-8", page::PAGE.into()),
+            "/metrics" => {
+                self.metrics.memory_buckets.set(i64::try_from(self.memory.len()).unwrap_or(i64::MAX));
+                self.metrics.memory_evictions.set(i64::try_from(self.memory.evicted()).unwrap_or(i64::MAX));
+                respond(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.render())
+            }
+            "/healthz" => text(StatusCode::OK, "ok\n"),
+            "/readyz" => self.ready(),
+            "/api/v1/status" => json_response(StatusCode::OK, &self.status()),
+            "/-/reload" => text(StatusCode::METHOD_NOT_ALLOWED, "use POST\n"),
+            _ => text(StatusCode::NOT_FOUND, "not found; see / for what there is\n"),
+        }
+    }
+
+    /// Ready with a snapshot and until the end begins. A store that is away makes a gateway degraded,
+    /// not unready: else one sick Redis would take every gateway out at once.
+    fn ready(&self) -> Response<Vec<u8>> {
+        if self.draining.load(std::sync::atomic::Ordering::Relaxed) {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "shutting down\n");
+        }
+        let state = if self.limiter.store_is_up() { "ready\n" } else { "ready, degraded: the store is down\n" };
+        text(StatusCode::OK, state)
+    }
+
+    fn status(&self) -> Value {
+        let live = self.live.load();
+        let snapshot = &live.snapshot;
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "revision": snapshot.revision,
+            "routes": snapshot.routes.all().len() - 1,
+            "rows": snapshot.rows(),
+            "store": { "kind": self.store_kind, "up": self.limiter.store_is_up() },
+            "memory_buckets": self.memory.len(),
+            "requests_in_flight": self.metrics.in_flight.get(),
+            "last_reload_error": self.reloader.last_error(),
+        })
+    }
+
+    async fn reload(&self) -> Response<Vec<u8>> {
+        let reloader = Arc::clone(&self.reloader);
+        match tokio::task::spawn_blocking(move || reloader.reload()).await {
+            Ok(Ok(applied)) => {
+                let body = json!({ "revision": applied.revision, "needs_restart": applied.needs_restart });
+                json_response(StatusCode::OK, &body)
+            }
+            Ok(Err(error)) => {
+                json_response(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "error": error.to_string() }))
+            }
+            Err(_) => json_response(StatusCode::INTERNAL_SERVER_ERROR, &json!({ "error": "the reload was cut off" })),
+        }
+    }
+
+    fn authorized(&self, authorization: Option<&http::HeaderValue>) -> Result<(), Response<Vec<u8>>> {
+        let Some(Secret(token)) = &self.token else {
+            let body = json!({ "error": "admin.token is not set in the configuration: there are no writes" });
+            return Err(json_response(StatusCode::FORBIDDEN, &body));
+        };
+        let given = authorization.map(http::HeaderValue::as_bytes).and_then(|value| value.strip_prefix(b"Bearer "));
+        if given.is_some_and(|given| same(given, token.as_bytes())) {
+            return Ok(());
+        }
+        let body = json!({ "error": "expected the header Authorization: Bearer with the admin.token" });
+        let mut refusal = json_response(StatusCode::UNAUTHORIZED, &body);
+        refusal.headers_mut().insert(header::WWW_AUTHENTICATE, http::HeaderValue::from_static("Bearer"));
+        Err(refusal)
+    }
+}
+
+/// Compares in a time that depends on the lengths only.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+fn text(status: StatusCode, body: &str) -> Response<Vec<u8>> {
+    respond(status, "text/plain; charset=utf-8", body.into())
+}
+
+fn json_response(status: StatusCode, body: &Value) -> Response<Vec<u8>> {
+    respond(status, "application/json", format!("{body}\n").into_bytes())
+}
+
+fn respond(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<Vec<u8>> {
+    let length = body.len();
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, http::HeaderValue::from_static(kind));
+    headers.insert(header::CONTENT_LENGTH, http::HeaderValue::from(length));
+    response
+}

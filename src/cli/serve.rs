@@ -1,0 +1,46 @@
+//! `tollgate serve`.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+
+use super::{EXIT_FAULTS, check};
+use crate::config::env;
+use crate::server::{self, Setup, StartError};
+use crate::{logging, source};
+
+pub(super) fn run(path: &Path) -> anyhow::Result<ExitCode> {
+    let text = match source::file::read(path) {
+        Ok(text) => text,
+        Err(error) => {
+            eprintln!("{error}");
+            return Ok(EXIT_FAULTS.into());
+        }
+    };
+    let (config, snapshot) = match source::load(&text, &env::process, 1) {
+        Ok(loaded) => loaded,
+        Err(faults) => {
+            check::print_faults(path, &faults);
+            return Ok(EXIT_FAULTS.into());
+        }
+    };
+    drop(text);
+    let log_level = logging::start(config.log.level, config.log.format);
+    let addresses: Vec<String> =
+        config.listeners.iter().map(|listener| listener.address.value.to_string()).collect();
+    tracing::info!(
+        traffic = addresses.join(", "),
+        admin = %config.admin.address.value,
+        routes = config.routes.len(),
+        rows = snapshot.rows(),
+        "starting"
+    );
+    match server::run(Setup { config, snapshot, path: Some(path), log_level }) {
+        Err(error @ (StartError::Bind { .. } | StartError::Resolve(_) | StartError::Certificate { .. })) => {
+            eprintln!("{}:{error}", path.display());
+            Ok(ExitCode::FAILURE)
+        }
+        other => other.context("the gateway did not start").map(|()| ExitCode::SUCCESS),
+    }
+}

@@ -1,0 +1,218 @@
+//! Answers that the gateway makes itself: `application/problem+json` (RFC 9457), or the same as a
+//! gRPC status for who speaks gRPC.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Method, StatusCode, header};
+use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::prelude::{Error, ErrorSource, ErrorType, Result};
+use pingora::proxy::Session;
+use serde_json::json;
+
+use super::gate::Rejection;
+use super::headers::retry_after;
+use crate::decision::Decision;
+use crate::identity::IdentityError;
+use crate::limit::Outcome;
+use crate::rule::Checks;
+
+/// A body up to this size is read to its end after a refusal, and the connection goes on.
+const READ_TO_THE_END: u64 = 64 * 1024;
+
+/// How long a refused body is read for at most, so that its client sees the answer and not a reset.
+const DRAIN_WITHIN: Duration = Duration::from_secs(5);
+
+/// An answer of the gateway.
+#[derive(Debug)]
+pub struct Answer {
+    status: StatusCode,
+    kind: &'static str,
+    detail: String,
+    retry_after: Option<u64>,
+    violated: Vec<&'static str>,
+    challenge: Option<String>,
+}
+
+impl Answer {
+    fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Self { status, kind: "about:blank", detail: detail.into(), retry_after: None, violated: Vec::new(), challenge: None }
+    }
+
+    /// 429: over a limit.
+    pub fn refused(checks: &Checks, decision: &Decision) -> Self {
+        let over = || decision.verdicts.iter().zip(checks).filter(|(verdict, _)| !verdict.is_allowed());
+        let never = over().find(|(verdict, _)| verdict.outcome == Outcome::NeverFits);
+        let detail = match never {
+            Some((_, check)) => {
+                format!("The cost {} is above the limit {}; it can never pass.", check.cost, check.limit.capacity())
+            }
+            None => "Too many requests; try again after the time in Retry-After.".into(),
+        };
+        Self {
+            kind: "https://iana.org/assignments/http-problem-types#quota-exceeded",
+            // A wait that would not help is not promised.
+            retry_after: never
+                .is_none()
+                .then(|| retry_after(over().map(|(verdict, _)| verdict.retry_after_ms).max().unwrap_or(0))),
+            violated: over().map(|(_, check)| check.rule.name()).collect(),
+            ..Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
+        }
+    }
+
+    /// 503: the store is away, and the rule does not guess.
+    pub fn unavailable() -> Self {
+        Self {
+            kind: "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity",
+            retry_after: Some(1),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "The limit of this request cannot be checked now.")
+        }
+    }
+
+    /// 404: no route.
+    pub fn no_route() -> Self {
+        Self::new(StatusCode::NOT_FOUND, "No route takes this host, path and method.")
+    }
+
+    /// 400, 401 or 431: refused before any rule was asked.
+    pub fn rejected(rejection: &Rejection) -> Self {
+        let status = match rejection {
+            Rejection::Identity(IdentityError::Missing(_)) => StatusCode::UNAUTHORIZED,
+            Rejection::Identity(IdentityError::TooLong(_)) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        let challenge = match rejection {
+            Rejection::Identity(IdentityError::Missing(header)) => {
+                Some(format!("ApiKey realm=\"tollgate\", header=\"{header}\""))
+            }
+            _ => None,
+        };
+        Self { challenge, ..Self::new(status, format!("{rejection}.")) }
+    }
+
+    /// The status code.
+    pub fn status(&self) -> u16 {
+        self.status.as_u16()
+    }
+
+    /// The head, without what every response carries.
+    pub fn head(&self, request: &RequestHeader) -> Result<ResponseHeader> {
+        if is_grpc(request) {
+            return self.grpc_head();
+        }
+        let mut head = ResponseHeader::build(self.status, Some(12))?;
+        head.insert_header(header::CONTENT_TYPE, "application/problem+json")?;
+        head.insert_header(header::CACHE_CONTROL, "no-store")?;
+        head.insert_header(header::CONTENT_LENGTH, self.problem().len().to_string())?;
+        if let Some(seconds) = self.retry_after {
+            head.insert_header(header::RETRY_AFTER, seconds.to_string())?;
+        }
+        if let Some(challenge) = &self.challenge {
+            head.insert_header(header::WWW_AUTHENTICATE, challenge)?;
+        }
+        Ok(head)
+    }
+
+    /// The body that goes with the head; none for HEAD and for gRPC.
+    pub fn body(&self, request: &RequestHeader) -> Option<Bytes> {
+        (request.method != Method::HEAD && !is_grpc(request)).then(|| self.problem().into())
+    }
+
+    fn problem(&self) -> String {
+        let mut problem = json!({
+            "type": self.kind,
+            "title": self.status.canonical_reason().unwrap_or("Error"),
+            "status": self.status(),
+            "detail": self.detail,
+        });
+        if let Some(seconds) = self.retry_after {
+            problem["retry_after"] = seconds.into();
+        }
+        if !self.violated.is_empty() {
+            problem["violated-policies"] = json!(self.violated);
+        }
+        problem.to_string()
+    }
+
+    /// A status only, as gRPC clients read it: HTTP 200 and the code in `grpc-status`.
+    fn grpc_head(&self) -> Result<ResponseHeader> {
+        let code = match self.status {
+            StatusCode::TOO_MANY_REQUESTS => 8,
+            StatusCode::UNAUTHORIZED => 16,
+            StatusCode::NOT_FOUND => 12,
+            StatusCode::BAD_REQUEST | StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => 3,
+            StatusCode::GATEWAY_TIMEOUT => 4,
+            _ => 14,
+        };
+        let mut head = ResponseHeader::build(StatusCode::OK, Some(8))?;
+        head.insert_header(header::CONTENT_TYPE, "application/grpc")?;
+        head.insert_header(header::CONTENT_LENGTH, "0")?;
+        head.insert_header("grpc-status", code.to_string())?;
+        head.insert_header("grpc-message", self.detail.replace('%', "%25"))?;
+        if let Some(seconds) = self.retry_after {
+            head.insert_header(header::RETRY_AFTER, seconds.to_string())?;
+        }
+        Ok(head)
+    }
+}
+
+/// What to answer when a request could not be proxied; `None` if nobody is there to be answered.
+pub fn for_proxy_error(error: &Error) -> Option<Answer> {
+    let status = match (error.etype(), error.esource()) {
+        (ErrorType::HTTPStatus(code), _) => StatusCode::from_u16(*code).unwrap_or(StatusCode::BAD_GATEWAY),
+        (ErrorType::ReadTimedout | ErrorType::WriteTimedout, ErrorSource::Upstream) => StatusCode::GATEWAY_TIMEOUT,
+        (_, ErrorSource::Upstream) => StatusCode::BAD_GATEWAY,
+        (
+            ErrorType::WriteError | ErrorType::ReadError | ErrorType::ConnectionClosed | ErrorType::WriteTimedout,
+            ErrorSource::Downstream,
+        ) => return None,
+        (ErrorType::ReadTimedout, ErrorSource::Downstream) => StatusCode::REQUEST_TIMEOUT,
+        (_, ErrorSource::Downstream) => StatusCode::BAD_REQUEST,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    let detail = match status {
+        StatusCode::BAD_GATEWAY => "The upstream could not be reached, or its answer could not be read.",
+        StatusCode::GATEWAY_TIMEOUT => "The upstream did not answer in time.",
+        _ => "The request could not be forwarded.",
+    };
+    Some(Answer::new(status, detail))
+}
+
+fn is_grpc(request: &RequestHeader) -> bool {
+    let kind = request.headers.get(header::CONTENT_TYPE).map(http::HeaderValue::as_bytes).unwrap_or_default();
+    kind.starts_with(b"application/grpc") && !kind.starts_with(b"application/grpc-web")
+}
+
+/// Sends an answer, and sees to what the client may still be sending.
+///
+/// A small body is read to its end, so that it never becomes the next request of the connection. Of a
+/// large one the rest is read too, but the connection ends: closing at once would reset it, and the
+/// client might never see the answer.
+pub async fn send(session: &mut Session, mut response: ResponseHeader, body: Option<Bytes>) -> Result<()> {
+    let unread = !session.is_body_done();
+    let goes_on = unread && body_is_small(session.req_header());
+    if goes_on {
+        session.set_close_on_response_before_downstream_finish(false);
+        session.set_total_drain_timeout(Some(DRAIN_WITHIN));
+    } else if unread {
+        session.set_keepalive(None);
+        if session.req_header().version < http::Version::HTTP_2 {
+            response.insert_header(header::CONNECTION, "close")?;
+        }
+    }
+    let no_body = body.is_none();
+    session.write_response_header(Box::new(response), no_body).await?;
+    if let Some(body) = body {
+        session.write_response_body(Some(body), true).await?;
+    }
+    if unread && !goes_on {
+        // Whether it ends, or the time is up: the answer has been sent.
+        let _ = tokio::time::timeout(DRAIN_WITHIN, session.as_downstream_mut().drain_request_body()).await;
+    }
+    Ok(())
+}
+
+fn body_is_small(request: &RequestHeader) -> bool {
+    let length = request.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    length.is_some_and(|length: u64| length <= READ_TO_THE_END) && !request.headers.contains_key(header::EXPECT)
+}

@@ -1,0 +1,43 @@
+//! What a request is, read from the session once.
+
+use std::borrow::Cow;
+
+use pingora::proxy::Session;
+
+use super::gate::{self, Rejection};
+use crate::route::RouteId;
+use crate::snapshot::Snapshot;
+
+/// Route and tenant of one request.
+#[derive(Debug)]
+pub struct Facts<'r> {
+    /// The route that takes it.
+    pub route: RouteId,
+    /// The value that names its tenant.
+    pub tenant: Cow<'r, [u8]>,
+    path: Cow<'r, str>,
+    /// Whether `path` must be put into the request before it is forwarded.
+    must_rewrite: bool,
+}
+
+impl<'r> Facts<'r> {
+    /// Reads the facts, or says why the request is refused.
+    pub fn read(session: &'r Session, snapshot: &Snapshot) -> Result<Self, Rejection> {
+        gate::check(session)?;
+        let request = session.req_header();
+        let host = gate::host(&request.uri, &request.headers)?;
+        let path = gate::path(&request.uri)?;
+        let tenant = snapshot.identity.tenant(&request.headers)?;
+        let route = snapshot.routes.find(&host, request.method.as_str(), &path);
+        // An absolute target (`GET http://host/path`) is forwarded as a path, as it was matched. In
+        // HTTP/2 the scheme is a field of its own.
+        let absolute = request.uri.scheme().is_some() && request.version < http::Version::HTTP_2;
+        let must_rewrite = absolute || matches!(path, Cow::Owned(_));
+        Ok(Self { route, tenant, path, must_rewrite })
+    }
+
+    /// The path to forward, where the one that came is not in normal form.
+    pub fn rewritten_path(&self) -> Option<String> {
+        self.must_rewrite.then(|| self.path.clone().into_owned())
+    }
+}

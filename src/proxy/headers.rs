@@ -1,0 +1,146 @@
+//! A decision as response headers. Pure: a decision in, header lines out.
+//!
+//! All families speak of the rule that is nearest to refusing, in whole seconds from now. The time
+//! is the same in all of them: on a refusal when it is worth asking again (as `Retry-After`), else
+//! when the bucket is full.
+
+use http::HeaderValue;
+use pingora::http::ResponseHeader;
+use pingora::prelude::Result;
+
+use crate::config::Headers;
+use crate::decision::Decision;
+use crate::rule::Checks;
+
+/// Writes the headers of `decided`; of a request that was refused before a decision, that nothing is
+/// left.
+pub fn write(response: &mut ResponseHeader, families: &Headers, decided: Option<&(Checks, Decision)>) -> Result<()> {
+    let Some((checks, decision)) = decided else {
+        return put(response, "X-RateLimit-Remaining", 0);
+    };
+    let Some(index) = decision.nearest(checks) else {
+        // 503: nothing is known. No rule: nothing is limited, so there is nothing to tell.
+        return if checks.is_empty() { Ok(()) } else { put(response, "X-RateLimit-Remaining", 0) };
+    };
+    let (check, verdict) = (&checks[index], &decision.verdicts[index]);
+    let limit = check.limit.capacity();
+    let remaining = verdict.remaining;
+    let seconds = if verdict.is_allowed() { seconds(verdict.reset_ms) } else { retry_after(verdict.retry_after_ms) };
+    put(response, "X-RateLimit-Remaining", remaining)?;
+    if families.x_ratelimit {
+        put(response, "X-RateLimit-Limit", limit)?;
+        put(response, "X-RateLimit-Reset", seconds)?;
+    }
+    if families.ratelimit_legacy {
+        put(response, "RateLimit-Limit", limit)?;
+        put(response, "RateLimit-Remaining", remaining)?;
+        put(response, "RateLimit-Reset", seconds)?;
+    }
+    if families.ratelimit_draft {
+        let mut policies = String::with_capacity(48);
+        for (position, check) in checks.iter().enumerate() {
+            if position > 0 {
+                policies.push_str(", ");
+            }
+            policies.push_str(&policy(check.rule.name(), check.limit.capacity(), check.limit.window_seconds()));
+        }
+        response.insert_header("RateLimit-Policy", policies)?;
+        response.insert_header("RateLimit", format!("\"{}\";r={remaining};t={seconds}", check.rule.name()))?;
+    }
+    Ok(())
+}
+
+/// Milliseconds as whole seconds, rounded up.
+pub fn seconds(ms: u64) -> u64 {
+    ms.div_ceil(1_000)
+}
+
+/// `Retry-After`: whole seconds, rounded up, at least 1.
+pub fn retry_after(ms: u64) -> u64 {
+    seconds(ms).max(1)
+}
+
+/// An item of `RateLimit-Policy`. RFC 9651 integers have at most 15 digits.
+fn policy(name: &str, quota: u64, window: u64) -> String {
+    const MOST: u64 = 999_999_999_999_999;
+    format!("\"{name}\";q={};w={}", quota.min(MOST), window.clamp(1, MOST))
+}
+
+fn put(response: &mut ResponseHeader, name: &'static str, value: u64) -> Result<()> {
+    response.insert_header(name, HeaderValue::from(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::config::OnStoreFailure;
+    use crate::decision::Basis;
+    use crate::key::{Hasher, Key, Part};
+    use crate::limit::token_bucket::TokenBucket;
+    use crate::limit::{Limit, Outcome, Verdict};
+    use crate::rule::{Check, RuleId};
+
+    fn decided(verdict: Verdict) -> (Checks, Decision) {
+        let part = Part::known(b"a", &Hasher::new(b""));
+        let check = Check {
+            rule: RuleId::TENANT,
+            key: Key::tenant_route("rl", &part, &part),
+            limit: Limit::TokenBucket(TokenBucket::new(100, "100/m".parse().unwrap()).unwrap()),
+            cost: 1,
+            on_store_failure: OnStoreFailure::Local,
+        };
+        (smallvec![check], Decision::from_verdicts(Basis::Store, smallvec![verdict]))
+    }
+
+    fn lines(families: Headers, decided: Option<&(Checks, Decision)>) -> Vec<String> {
+        let mut response = ResponseHeader::build(200, None).unwrap();
+        write(&mut response, &families, decided).unwrap();
+        let mut lines: Vec<String> =
+            response.headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        lines.sort();
+        lines
+    }
+
+    const ALL: Headers = Headers { x_ratelimit: true, ratelimit_legacy: true, ratelimit_draft: true };
+
+    #[test]
+    fn all_families_of_an_admitted_request() {
+        let verdict = Verdict { outcome: Outcome::Allowed, remaining: 50, retry_after_ms: 0, reset_ms: 29_001 };
+        assert_eq!(lines(ALL, Some(&decided(verdict))), [
+            "ratelimit-limit: 100",
+            "ratelimit-policy: \"default\";q=100;w=60",
+            "ratelimit-remaining: 50",
+            "ratelimit-reset: 30",
+            "ratelimit: \"default\";r=50;t=30",
+            "x-ratelimit-limit: 100",
+            "x-ratelimit-remaining: 50",
+            "x-ratelimit-reset: 30",
+        ]);
+    }
+
+    /// B131: two headers of one refusal told different times in different units.
+    #[test]
+    fn a_refusal_tells_one_time_in_seconds() {
+        let verdict = Verdict { outcome: Outcome::Refused, remaining: 0, retry_after_ms: 401, reset_ms: 60_000 };
+        let lines = lines(ALL, Some(&decided(verdict)));
+        assert!(lines.contains(&"ratelimit: \"default\";r=0;t=1".to_owned()), "{lines:?}");
+        assert!(lines.contains(&"x-ratelimit-reset: 1".to_owned()));
+        assert_eq!(retry_after(401), 1);
+        assert_eq!(retry_after(1_001), 2);
+        assert_eq!(retry_after(0), 1);
+    }
+
+    #[test]
+    fn before_a_decision_nothing_is_left() {
+        assert_eq!(lines(ALL, None), ["x-ratelimit-remaining: 0"]);
+    }
+
+    #[test]
+    fn one_family_at_a_time() {
+        let verdict = Verdict { outcome: Outcome::Allowed, remaining: 5, retry_after_ms: 0, reset_ms: 0 };
+        let none = Headers { x_ratelimit: false, ratelimit_legacy: false, ratelimit_draft: false };
+        assert_eq!(lines(none, Some(&decided(verdict))), ["x-ratelimit-remaining: 5"]);
+    }
+}

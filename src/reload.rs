@@ -1,0 +1,143 @@
+//! Reloading the configuration while traffic flows: all of it or none of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arc_swap::ArcSwap;
+use thiserror::Error;
+
+use crate::config::fault::Fault;
+use crate::config::{Config, env};
+use crate::logging::LogLevel;
+use crate::metrics::Metrics;
+use crate::proxy::Live;
+use crate::proxy::upstream::ResolveError;
+use crate::source::{self, ReadError};
+
+/// Swaps in what the configuration file says now.
+pub struct Reloader {
+    path: Option<PathBuf>,
+    live: Arc<ArcSwap<Live>>,
+    /// What the process started with: what cannot change without a restart is compared with this.
+    started_with: Config,
+    log_level: LogLevel,
+    metrics: Metrics,
+    /// One reload at a time; and how the last one went.
+    last: Mutex<Option<String>>,
+}
+
+/// A reload that was applied.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Applied {
+    /// The revision that is served now.
+    pub revision: u64,
+    /// Sections that differ from what runs, and wait for a restart.
+    pub needs_restart: Vec<&'static str>,
+}
+
+/// Why a reload changed nothing.
+#[derive(Debug, Error)]
+pub enum ReloadError {
+    /// There is no file to read again.
+    #[error("this process was started without a configuration file")]
+    NoFile,
+    /// The file cannot be read.
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    /// The file has faults.
+    #[error("{} has {} faults: {}", path.display(), faults.len(), list(faults))]
+    Faults {
+        /// The file.
+        path: PathBuf,
+        /// Each fault.
+        faults: Vec<Fault>,
+    },
+    /// A server cannot be resolved.
+    #[error("{}:{error}", path.display())]
+    Resolve {
+        /// The file.
+        path: PathBuf,
+        /// Which server and why.
+        error: ResolveError,
+    },
+}
+
+impl Reloader {
+    /// A reloader of `path` into `live`.
+    pub fn new(
+        path: Option<&Path>,
+        live: Arc<ArcSwap<Live>>,
+        started_with: Config,
+        log_level: LogLevel,
+        metrics: Metrics,
+    ) -> Self {
+        Self { path: path.map(Into::into), live, started_with, log_level, metrics, last: Mutex::new(None) }
+    }
+
+    /// Reads the file and serves what it says; or changes nothing, and tells every fault.
+    pub fn reload(&self) -> Result<Applied, ReloadError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = self.try_reload();
+        match &result {
+            Ok(applied) => {
+                *last = None;
+                self.metrics.reloads.with_label_values(&["applied"]).inc();
+                self.metrics.revision.set(i64::try_from(applied.revision).unwrap_or(i64::MAX));
+                tracing::info!(revision = applied.revision, needs_restart = ?applied.needs_restart, "configuration reloaded");
+            }
+            Err(error) => {
+                *last = Some(error.to_string());
+                self.metrics.reloads.with_label_values(&["rejected"]).inc();
+                tracing::error!(%error, "configuration not reloaded, the old one goes on");
+            }
+        }
+        result
+    }
+
+    /// Why the last reload was rejected, if it was.
+    pub fn last_error(&self) -> Option<String> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn try_reload(&self) -> Result<Applied, ReloadError> {
+        let path = self.path.as_ref().ok_or(ReloadError::NoFile)?;
+        let text = source::file::read(path)?;
+        let revision = self.live.load().snapshot.revision + 1;
+        let (config, snapshot) = source::load(&text, &env::process, revision)
+            .map_err(|faults| ReloadError::Faults { path: path.clone(), faults })?;
+        let live = Live::new(&config, snapshot, &self.metrics)
+            .map_err(|error| ReloadError::Resolve { path: path.clone(), error })?;
+        let needs_restart = needs_restart(&self.started_with, &config);
+        self.log_level.set(config.log.level);
+        self.live.store(Arc::new(live));
+        Ok(Applied { revision, needs_restart })
+    }
+}
+
+/// What a running process cannot change: it is said, not silently left.
+fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
+    let addresses = |config: &Config| -> Vec<_> {
+        config.listeners.iter().map(|listener| (listener.address.value, listener.tls.clone())).collect()
+    };
+    let redis = |config: &Config| {
+        config.store.redis.as_ref().map(|redis| (redis.url.value.0.clone(), redis.timeout))
+    };
+    let mut sections = Vec::new();
+    let mut compare = |differs: bool, section| {
+        if differs {
+            sections.push(section);
+        }
+    };
+    compare(running.threads != new.threads, "threads");
+    compare(running.drain != new.drain, "drain");
+    compare(addresses(running) != addresses(new), "listeners");
+    compare(running.admin.address.value != new.admin.address.value || running.admin.token != new.admin.token, "admin");
+    compare(redis(running) != redis(new) || running.store.max_keys != new.store.max_keys, "store");
+    compare(running.gateways != new.gateways, "cluster.gateways");
+    compare(running.log.format != new.log.format, "log.access.format");
+    sections
+}
+
+fn list(faults: &[Fault]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,225 @@
+//! The composition root: takes the configuration apart, builds everything once, and runs it.
+
+mod drain;
+mod traffic;
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc;
+use std::thread;
+
+use arc_swap::ArcSwap;
+use pingora::apps::http_app::{HttpServer, ServeHttp};
+use pingora::listeners::tls::TlsSettings;
+use pingora::proxy::http_proxy_service_with_name;
+use pingora::server::configuration::ServerConf;
+use pingora::server::{RunArgs, Server};
+use pingora::services::background::background_service;
+use pingora::services::listening::Service;
+use thiserror::Error;
+
+use self::drain::{Drain, Hangup};
+use self::traffic::Traffic;
+use crate::admin::Admin;
+use crate::clock::{Clock, SystemClock};
+use crate::config::fault::Placed;
+use crate::config::{Config, Listener};
+use crate::fallback::Fallback;
+use crate::limiter::Limiter;
+use crate::logging::LogLevel;
+use crate::metrics::Metrics;
+use crate::proxy::upstream::ResolveError;
+use crate::proxy::{Gateway, Live};
+use crate::reload::Reloader;
+use crate::snapshot::Snapshot;
+use crate::store::Store;
+use crate::store::memory::MemoryStore;
+use crate::store::redis::{AddressError, Driver, RedisStore};
+
+/// Idle connections to upstreams that are kept, over all threads. Pingora's own default is 128.
+const UPSTREAM_POOL: usize = 2_048;
+
+/// Why a gateway does not start.
+#[derive(Debug, Error)]
+pub enum StartError {
+    /// An address cannot be listened on.
+    #[error("{}: cannot listen on {}: {reason}", address.place, address.value)]
+    Bind {
+        /// The address and where it was written.
+        address: Placed<SocketAddr>,
+        /// What the system says.
+        reason: std::io::Error,
+    },
+    /// A certificate cannot be used.
+    #[error("{}: cannot use the certificate of {}: {reason}", address.place, address.value)]
+    Certificate {
+        /// The listener and where it was written.
+        address: Placed<SocketAddr>,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A server cannot be resolved.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// The store's address is none.
+    #[error(transparent)]
+    Store(#[from] AddressError),
+    /// Two metrics have one name.
+    #[error("metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// The system gives no thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// What to run: a configuration, the snapshot of it, and where it came from.
+pub struct Setup<'a> {
+    /// The configuration.
+    pub config: Config,
+    /// Its snapshot.
+    pub snapshot: Snapshot,
+    /// The file to read again on SIGHUP; none for the demo.
+    pub path: Option<&'a Path>,
+    /// The log's level, to be changed by a reload.
+    pub log_level: LogLevel,
+}
+
+/// Runs a gateway until SIGTERM has ended its last request, or SIGINT.
+pub fn run(setup: Setup<'_>) -> Result<(), StartError> {
+    run_with(setup, None::<(SocketAddr, NoService)>)
+}
+
+/// [`run`], with one more HTTP service in the same process: the echo upstream of the demo.
+pub fn run_with<S>(setup: Setup<'_>, also: Option<(SocketAddr, S)>) -> Result<(), StartError>
+where
+    S: ServeHttp + Send + Sync + 'static,
+{
+    let Setup { config, snapshot, path, log_level } = setup;
+    for warning in &config.warnings {
+        tracing::warn!(place = %warning.place, field = warning.field, "{}", warning.message);
+    }
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
+    let metrics = Metrics::new()?;
+    let memory = Arc::new(MemoryStore::new(config.store.max_keys, Arc::clone(&clock)));
+    let (store, driver, store_kind) = store(&config, &memory, &metrics)?;
+    let fallback = Fallback::new(Arc::clone(&memory), config.gateways.unwrap_or(1), metrics.clone());
+    let limiter = Arc::new(Limiter::new(Arc::clone(&store), fallback, Arc::clone(&clock), metrics.clone()));
+    metrics.revision.set(i64::try_from(snapshot.revision).unwrap_or(i64::MAX));
+    let live = Arc::new(ArcSwap::from_pointee(Live::new(&config, snapshot, &metrics)?));
+    let reloader =
+        Arc::new(Reloader::new(path, Arc::clone(&live), config.clone(), log_level, metrics.clone()));
+    let draining = Arc::new(AtomicBool::new(false));
+    let (ended, wait_for_end) = mpsc::channel();
+
+    let mut server = Server::new_with_opt_and_conf(None, server_conf(&config));
+    server.bootstrap();
+    let gateway = Gateway::new(Arc::clone(&live), Arc::clone(&limiter), clock, metrics.clone());
+    let mut traffic = http_proxy_service_with_name(&server.configuration, gateway, "traffic");
+    for listener in &config.listeners {
+        listen(&mut traffic, listener)?;
+    }
+    server.add_service(Traffic::new(traffic, store, driver));
+    let admin = Admin {
+        live,
+        limiter,
+        store_kind,
+        memory,
+        reloader: Arc::clone(&reloader),
+        metrics: metrics.clone(),
+        token: config.admin.token.clone(),
+        draining: Arc::clone(&draining),
+    };
+    server.add_service(http_service("admin", &config.admin.address, admin)?);
+    if let Some((address, app)) = also {
+        let address = Placed { value: address, place: config.admin.address.place };
+        server.add_service(http_service("echo", &address, app)?);
+    }
+    server.add_service(background_service("hangup", Hangup { reloader }));
+    let drain = Drain { draining, in_flight: metrics.in_flight.clone(), ended: ended.clone() };
+    server.add_service(background_service("drain", drain));
+
+    // The server has a thread of its own, so that this one can end the process as soon as nothing is
+    // in flight: by itself Pingora sleeps through its whole grace period.
+    let run = move || {
+        server.run(RunArgs::default());
+        let _ = ended.send(());
+    };
+    thread::Builder::new().name("server".into()).spawn(run).map_err(StartError::Thread)?;
+    let _ = wait_for_end.recv();
+    Ok(())
+}
+
+/// The store that the configuration names, and what drives it.
+fn store(
+    config: &Config,
+    memory: &Arc<MemoryStore>,
+    metrics: &Metrics,
+) -> Result<(Arc<dyn Store>, Option<Driver>, &'static str), StartError> {
+    let Some(redis) = &config.store.redis else {
+        metrics.store.connected.set(1);
+        return Ok((Arc::clone(memory) as Arc<dyn Store>, None, "memory"));
+    };
+    let (store, driver) = RedisStore::new(&redis.url.value.0, redis.timeout, metrics.store.clone())?;
+    Ok((Arc::new(store), Some(driver), "redis"))
+}
+
+fn server_conf(config: &Config) -> ServerConf {
+    ServerConf {
+        threads: config.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into)),
+        grace_period_seconds: Some(config.drain.as_secs()),
+        graceful_shutdown_timeout_seconds: Some(1),
+        upstream_keepalive_pool_size: UPSTREAM_POOL,
+        ..ServerConf::default()
+    }
+}
+
+fn listen<A>(service: &mut Service<A>, listener: &Listener) -> Result<(), StartError> {
+    let address = &listener.address;
+    check_free(address)?;
+    let Some(certificate) = &listener.tls else {
+        service.add_tcp(&address.value.to_string());
+        return Ok(());
+    };
+    let fail = |reason: String| StartError::Certificate { address: *address, reason };
+    pingora::tls::install_default_crypto_provider();
+    for file in [&certificate.cert, &certificate.key] {
+        std::fs::File::open(file).map_err(|error| fail(format!("{}: {error}", file.display())))?;
+    }
+    let (cert, key) = (certificate.cert.to_string_lossy(), certificate.key.to_string_lossy());
+    let mut settings = TlsSettings::intermediate(&cert, &key).map_err(|error| fail(error.to_string()))?;
+    settings.enable_h2();
+    service.add_tls_with_settings(&address.value.to_string(), None, settings);
+    Ok(())
+}
+
+fn http_service<S>(
+    name: &str,
+    address: &Placed<SocketAddr>,
+    app: S,
+) -> Result<Service<HttpServer<S>>, StartError>
+where
+    S: ServeHttp + Send + Sync + 'static,
+{
+    check_free(address)?;
+    let mut service = Service::new(name.into(), HttpServer::new_app(app));
+    service.add_tcp(&address.value.to_string());
+    service.threads = Some(1);
+    Ok(service)
+}
+
+/// Pingora panics in a thread when it cannot listen; here it is an error with a place.
+fn check_free(address: &Placed<SocketAddr>) -> Result<(), StartError> {
+    TcpListener::bind(address.value).map(drop).map_err(|reason| StartError::Bind { address: *address, reason })
+}
+
+/// Stands where [`run`] has no further service.
+struct NoService;
+
+#[async_trait::async_trait]
+impl ServeHttp for NoService {
+    async fn response(&self, _session: &mut pingora::protocols::http::ServerSession) -> http::Response<Vec<u8>> {
+        http::Response::new(Vec::new())
+    }
+}

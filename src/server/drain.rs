@@ -1,0 +1,69 @@
+//! Signals: SIGHUP reloads, SIGTERM ends the process as soon as nothing is in flight.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use pingora::server::ShutdownWatch;
+use pingora::services::background::BackgroundService;
+use prometheus::IntGauge;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::reload::Reloader;
+
+/// How often the requests in flight are counted during a drain.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// How often in a row there must be none: a request whose head is just being read is not counted yet.
+const QUIET_LOOKS: u32 = 5;
+
+/// Reloads on SIGHUP; whose default would be to kill the process.
+pub(super) struct Hangup {
+    pub(super) reloader: Arc<Reloader>,
+}
+
+#[async_trait]
+impl BackgroundService for Hangup {
+    async fn start(&self, _shutdown: ShutdownWatch) {
+        let mut hangups = match signal(SignalKind::hangup()) {
+            Ok(hangups) => hangups,
+            Err(error) => {
+                tracing::error!(%error, "SIGHUP cannot be caught: there are no reloads by signal");
+                return;
+            }
+        };
+        while hangups.recv().await.is_some() {
+            let reloader = Arc::clone(&self.reloader);
+            // The result is logged and counted where it arises.
+            let _ = tokio::task::spawn_blocking(move || reloader.reload()).await;
+        }
+    }
+}
+
+/// Tells the end once a shutdown has begun and nothing is in flight.
+pub(super) struct Drain {
+    pub(super) draining: Arc<AtomicBool>,
+    pub(super) in_flight: IntGauge,
+    pub(super) ended: mpsc::Sender<()>,
+}
+
+#[async_trait]
+impl BackgroundService for Drain {
+    async fn start(&self, mut shutdown: ShutdownWatch) {
+        while !*shutdown.borrow() {
+            if shutdown.changed().await.is_err() {
+                return;
+            }
+        }
+        self.draining.store(true, Ordering::Relaxed);
+        tracing::info!(in_flight = self.in_flight.get(), "shutting down when these requests have ended");
+        let mut quiet = 0;
+        while quiet < QUIET_LOOKS {
+            quiet = if self.in_flight.get() == 0 { quiet + 1 } else { 0 };
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        let _ = self.ended.send(());
+    }
+}

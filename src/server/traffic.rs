@@ -1,0 +1,58 @@
+//! The traffic service: the proxy, with the store's driver on the same runtime.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use pingora::server::{ListenFds, ShutdownWatch};
+use pingora::services::Service;
+
+use crate::store::Store;
+use crate::store::redis::Driver;
+
+/// How long the first request may have to wait for the first connection to the store.
+const WAIT_FOR_STORE: Duration = Duration::from_secs(1);
+
+/// The proxy and the driver of its store.
+pub(super) struct Traffic<S> {
+    proxy: S,
+    store: Arc<dyn Store>,
+    driver: Option<Driver>,
+}
+
+impl<S> Traffic<S> {
+    pub(super) fn new(proxy: S, store: Arc<dyn Store>, driver: Option<Driver>) -> Self {
+        Self { proxy, store, driver }
+    }
+}
+
+#[async_trait]
+impl<S: Service> Service for Traffic<S> {
+    async fn start_service(&mut self, fds: Option<ListenFds>, shutdown: ShutdownWatch, listeners_per_fd: usize) {
+        if let Some(driver) = self.driver.take() {
+            // Here, because this is the runtime of the proxy: a driver on another one would pay for a
+            // thread's waking with each flight.
+            tokio::spawn(driver.run());
+            let connected = async {
+                while !self.store.is_up() {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            };
+            // Without a store it begins all the same, on the fallback.
+            let _ = tokio::time::timeout(WAIT_FOR_STORE, connected).await;
+        }
+        self.proxy.start_service(fds, shutdown, listeners_per_fd).await;
+    }
+
+    fn name(&self) -> &str {
+        self.proxy.name()
+    }
+
+    fn threads(&self) -> Option<usize> {
+        self.proxy.threads()
+    }
+
+    fn listen_addresses(&self) -> Option<Vec<String>> {
+        self.proxy.listen_addresses()
+    }
+}
