@@ -1,8 +1,9 @@
 //! Routes: host, path pattern and methods to an upstream and its rules.
 //!
-//! The nearest route wins: an exact host before `*.suffix` (longest first) before any host; then the
-//! most specific path (literal before `{name}` before `/*`). A route that does not take the method is
-//! passed over, so a wider one may still match. HEAD counts as GET.
+//! The nearest route wins: an exact host before `*.suffix` (longest first) before any host; then a
+//! pattern for the whole path before `/*`, deeper ones first; then a literal segment before `{name}`.
+//! A route that does not take the method is passed over, so a wider one may still match. HEAD counts
+//! as GET.
 
 pub mod path;
 
@@ -59,11 +60,18 @@ pub struct RouteTable {
     any_host: Methods,
 }
 
-/// One router per method that some route names, and one for all other methods.
+/// The paths of each method that some route names, and of all other methods.
 #[derive(Debug, Default)]
 struct Methods {
-    named: Vec<(Box<str>, Router<RouteId>)>,
-    other: Router<RouteId>,
+    named: Vec<(Box<str>, Paths)>,
+    other: Paths,
+}
+
+/// Patterns for whole paths, and `/*` patterns by depth, the deepest first.
+#[derive(Debug, Default)]
+struct Paths {
+    whole: Router<RouteId>,
+    below: Vec<(usize, Router<RouteId>)>,
 }
 
 impl RouteTable {
@@ -157,21 +165,20 @@ impl Methods {
         names.sort_unstable();
         names.dedup();
         let mut reported = Vec::new();
-        let mut router = |method: Option<&str>| {
+        let mut paths = |method: Option<&str>| {
             let taking = routes.iter().filter(|(_, index)| {
                 let methods = &written[*index].methods;
                 methods.is_empty() || method.is_some_and(|name| methods.iter().any(|taken| **taken == *name))
             });
-            compile(taking.copied().collect(), written, &mut reported, faults)
+            Paths::build(taking.copied(), written, &mut reported, faults)
         };
-        Self { named: names.iter().map(|name| ((*name).into(), router(Some(name)))).collect(), other: router(None) }
+        Self { named: names.iter().map(|name| ((*name).into(), paths(Some(name)))).collect(), other: paths(None) }
     }
 
     fn find(&self, method: &str, path: &str) -> Option<RouteId> {
         let method = if method == "HEAD" && !self.names("HEAD") { "GET" } else { method };
         let named = self.named.iter().find(|(name, _)| **name == *method);
-        let router = named.map_or(&self.other, |(_, router)| router);
-        router.at(path).ok().map(|found| *found.value)
+        named.map_or(&self.other, |(_, paths)| paths).find(path)
     }
 
     fn names(&self, method: &str) -> bool {
@@ -179,45 +186,67 @@ impl Methods {
     }
 }
 
-/// One router over `routes`. Literal patterns go in first, so that `/items/` beside `/items/*` is itself.
-fn compile(
-    mut routes: Vec<(RouteId, usize)>,
-    written: &[config::Route],
-    reported: &mut Vec<usize>,
-    faults: &mut Vec<Fault>,
-) -> Router<RouteId> {
-    let mut router = Router::new();
-    let mut owners: HashMap<String, usize> = HashMap::new();
-    routes.sort_by_key(|(_, index)| written[*index].path.value.ends_with('*'));
-    for (id, index) in routes {
-        let path = &written[index].path;
-        let mut report = |message: String| {
+impl Paths {
+    fn build(
+        routes: impl Iterator<Item = (RouteId, usize)>,
+        written: &[config::Route],
+        reported: &mut Vec<usize>,
+        faults: &mut Vec<Fault>,
+    ) -> Self {
+        let mut paths = Self::default();
+        let mut owners: HashMap<String, usize> = HashMap::new();
+        for (id, index) in routes {
+            let path = &written[index].path;
+            let Err(message) = paths.insert(&path.value, id, index, written, &mut owners) else { continue };
+            // The same route stands in the paths of several methods, and is wrong in each.
             if !reported.contains(&index) {
                 reported.push(index);
                 faults.push(Fault::new(path.place, format!("routes[{index}].match.path"), message));
             }
-        };
-        let pattern = match router_pattern(&path.value) {
-            Ok(pattern) => pattern,
-            Err(message) => {
-                report(message);
-                continue;
-            }
-        };
+        }
+        paths.below.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
+        paths
+    }
+
+    fn insert(
+        &mut self,
+        path: &str,
+        id: RouteId,
+        index: usize,
+        written: &[config::Route],
+        owners: &mut HashMap<String, usize>,
+    ) -> Result<(), String> {
+        let pattern = router_pattern(path)?;
+        let router = if path.ends_with('*') { self.below(path.matches('/').count()) } else { &mut self.whole };
         match router.insert(pattern.clone(), id) {
-            Ok(()) => drop(owners.insert(pattern, index)),
+            Ok(()) => {}
             Err(InsertError::Conflict { with }) => {
                 let other = owners.get(&with).map_or("another", |other| &*written[*other].id.value);
-                report(format!("matches the same requests as the route `{other}`"));
+                return Err(format!("matches the same requests as the route `{other}`"));
             }
-            Err(error) => report(format!("is no path pattern: {error}")),
+            Err(error) => return Err(format!("is no path pattern: {error}")),
         }
-        if let Some(prefix) = path.value.strip_suffix('*') {
-            // `/items/*` also takes `/items/` itself, unless a literal route has it.
+        if let Some(prefix) = path.strip_suffix('*') {
+            // `/items/*` also takes `/items/` itself; it cannot conflict where the pattern did not.
             let _ = router.insert(prefix, id);
         }
+        owners.insert(pattern, index);
+        Ok(())
     }
-    router
+
+    /// The `/*` patterns of one depth: at one depth none of them hides another.
+    fn below(&mut self, depth: usize) -> &mut Router<RouteId> {
+        let index = self.below.iter().position(|(known, _)| *known == depth).unwrap_or_else(|| {
+            self.below.push((depth, Router::new()));
+            self.below.len() - 1
+        });
+        &mut self.below[index].1
+    }
+
+    fn find(&self, path: &str) -> Option<RouteId> {
+        let routers = std::iter::once(&self.whole).chain(self.below.iter().map(|(_, router)| router));
+        routers.into_iter().find_map(|router| router.at(path).ok().map(|found| *found.value))
+    }
 }
 
 /// A path pattern as the router writes it, or what is wrong with it.

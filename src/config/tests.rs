@@ -1,0 +1,134 @@
+use super::*;
+
+const ROUTES: &str = "upstreams: {u: {servers: [127.0.0.1:1]}}\nroutes: [{id: r, match: {path: /}, upstream: u}]\n";
+
+fn faults(text: &str) -> Vec<String> {
+    read(text, &|_| None).map(drop).unwrap_err().iter().map(ToString::to_string).collect()
+}
+
+fn good(text: &str) -> Config {
+    read(&format!("{ROUTES}{text}"), &|_| None).unwrap_or_else(|faults| panic!("{faults:?}"))
+}
+
+#[test]
+fn the_shipped_configuration_is_good() {
+    let text = include_str!("../../conf/tollgate.yaml");
+    let config = read(text, &|_| None).unwrap();
+    assert_eq!(config.routes.len(), 2);
+    assert_eq!(config.store.redis.unwrap().timeout, Duration::from_millis(5));
+    assert_eq!(config.rules.default.value.capacity(), 20);
+}
+
+#[test]
+fn defaults() {
+    let config = good("");
+    assert_eq!(config.listeners[0].address.value.to_string(), "0.0.0.0:8080");
+    assert_eq!(config.admin.address.value.to_string(), "127.0.0.1:9090");
+    assert_eq!((config.store.redis, config.admin.token), (None, None));
+    assert_eq!((config.rules.default.value.capacity(), config.rules.default.value.window_seconds()), (20, 2));
+}
+
+#[test]
+fn every_fault_at_once_with_its_place() {
+    let text = "
+listeners: [{address: nonsense}, {adress: 1}]
+store: {redis: {url: http://x, timeout: fast}}
+routes:
+  - {id: a, match: {path: /}, upstream: u, cost: -1}
+  - {match: {}, upstream: u}
+rules:
+  default: {capacity: .nan, refill_per_second: -5}
+  rows:
+    - {tenant: t, capacity: 0, refill_per_second: 1}
+    - {tenant: t, capacity: 9007199254740993, refill_per_second: 1}
+heders: []
+";
+    let faults = faults(text);
+    for expect in [
+        "2:23: listeners[0].address: expected an address",
+        "2:34: listeners[1].address: is missing",
+        "2:35: listeners[1]: unknown key `adress`; did you mean `address`?",
+        "3:22: store.redis.url: expected redis://host:port or unix://path",
+        "3:41: store.redis.timeout: expected a duration such as 5ms, 30s or 1m, got `fast`",
+        "5:50: routes[0].cost: expected a whole number such as 100, got `-1`",
+        "6:5: routes[1].id: is missing",
+        "6:13: routes[1].match.path: is missing",
+        "8:23: rules.default.capacity: expected a whole number such as 100, got `.nan`",
+        "8:48: rules.default.refill_per_second: expected a rate such as",
+        "10:29: rules.rows[0].capacity: must be at least 1",
+        "11:29: rules.rows[1].capacity: must be at most 9007199254740992 (2^53)",
+        "12:1: unknown key `heders`; did you mean `headers`?",
+    ] {
+        assert!(faults.iter().any(|fault| fault.starts_with(expect)), "{expect}\nnot in {faults:#?}");
+    }
+    assert_eq!(faults.len(), 13, "{faults:#?}");
+}
+
+#[test]
+fn yaml_faults() {
+    for (text, expect) in [
+        ("", "1:1: the file is empty"),
+        ("a: [1", "1:4: not YAML"),
+        ("a: b: c", "1:5: not YAML"),
+        ("--- {}\n--- {}", "2:1: expected one document"),
+        ("routes: 1\nroutes: 2", "2:1: duplicate key `routes`, first written at 1:1"),
+        ("? [a]\n: b", "1:3: a key must be a plain word"),
+        ("store: !x memory", "tags such as `!x` mean nothing here"),
+        ("- a", "1:1: expected a mapping, got a list"),
+        ("store: *x", "1:8: not YAML"),
+        ("store: &x [*x]", "1:12: an alias to a value that contains it"),
+    ] {
+        let faults = faults(text);
+        assert!(faults.iter().any(|fault| fault.contains(expect)), "{text:?}: {faults:?}");
+    }
+}
+
+/// A "billion laughs" and 200,000 nested lists end quickly, in a fault.
+#[test]
+fn hostile_yaml_is_bounded() {
+    let mut laughs = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..12 {
+        let before = level - 1;
+        laughs += &format!("a{level}: &a{level} [{}]\n", vec![format!("*a{before}"); 10].join(", "));
+    }
+    assert!(faults(&laughs).iter().any(|fault| fault.contains("aliases add more than")));
+    let deep = "[".repeat(200_000);
+    assert!(!faults(&deep).is_empty());
+    let deep: String = (0..5_000).map(|depth| format!("{}a:\n", " ".repeat(depth % 3_000))).collect();
+    assert!(!faults(&deep).is_empty());
+}
+
+#[test]
+fn the_environment() {
+    let text = format!("{ROUTES}admin: {{token: '${{TOKEN}}'}}\nstore: {{redis: {{url: '${{URL:-redis://h:1}}'}}}}");
+    let config = read(&text, &|name| (name == "TOKEN").then(|| "t0p".into())).unwrap();
+    assert_eq!(config.admin.token, Some(Secret("t0p".into())));
+    assert_eq!(config.store.redis.unwrap().url.value.0, "redis://h:1");
+    assert!(faults(&text)[0].contains("admin.token: the environment variable TOKEN is not set"));
+    let number = format!("{ROUTES}rules: {{default: {{capacity: '${{N:-30}}', refill_per_second: '${{R:-5/m}}'}}}}");
+    assert_eq!(read(&number, &|_| None).unwrap().rules.default.value.capacity(), 30);
+}
+
+/// B035, B085: what is written is what counts, whatever the order; a row never widens by a fault.
+#[test]
+fn a_row_that_cannot_be_read_is_a_fault_and_no_wider_row() {
+    for row in ["{tenant: '', capacity: 5, refill_per_second: 1}", "{tenant: ~, route: r, capacity: 5, refill_per_second: 1}", "{capacity: 5, refill_per_second: 1}"] {
+        assert!(!faults(&format!("{ROUTES}rules: {{rows: [{row}]}}")).is_empty(), "{row}");
+    }
+}
+
+#[test]
+fn what_does_nothing_yet_is_said() {
+    let config = good("hot_keys: {threshold: 100/s, epsilon: 0.05, lease_for: 100ms}\ncluster: {gateways: 4}\n");
+    assert_eq!(config.gateways, Some(4));
+    let fields: Vec<&str> = config.warnings.iter().map(|warning| &*warning.field).collect();
+    assert_eq!(fields, ["hot_keys"]);
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let config = good("store: {redis: {url: 'redis://:hunter2@h:1'}}\nadmin: {token: hunter2}\nidentity: {hash_secret: hunter2}");
+    assert!(!format!("{config:?}").contains("hunter2"));
+    let wrong = format!("{ROUTES}store: {{redis: {{url: 'rediss://:hunter2@h:1'}}}}");
+    assert!(!faults(&wrong).join("\n").contains("hunter2"));
+}

@@ -10,7 +10,7 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     tokens: u64,
-    micros: u64,
+    micros: u128,
 }
 
 /// Why a text is not a rate.
@@ -36,8 +36,12 @@ impl Rate {
         if micros == 0 || micros > 366 * 86_400_000_000 {
             return Err(RateError::OutOfRange);
         }
-        let common = gcd(u128::from(tokens), u128::from(micros)) as u64;
-        Ok(Self { tokens: tokens / common, micros: micros / common })
+        Ok(Self::reduced(tokens, u128::from(micros)))
+    }
+
+    fn reduced(tokens: u64, micros: u128) -> Self {
+        let common = gcd(u128::from(tokens), micros);
+        Self { tokens: (u128::from(tokens) / common) as u64, micros: micros / common }
     }
 
     /// A whole number of tokens per second.
@@ -46,7 +50,7 @@ impl Rate {
     }
 
     /// The fraction: tokens, and the microseconds in which they refill.
-    pub const fn fraction(self) -> (u64, u64) {
+    pub const fn fraction(self) -> (u64, u128) {
         (self.tokens, self.micros)
     }
 }
@@ -54,12 +58,12 @@ impl Rate {
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let per_second = u128::from(self.tokens) * 1_000_000;
-        if per_second.is_multiple_of(u128::from(self.micros)) {
-            write!(f, "{}/s", per_second / u128::from(self.micros))
-        } else if (per_second * 60).is_multiple_of(u128::from(self.micros)) {
-            write!(f, "{}/m", per_second * 60 / u128::from(self.micros))
-        } else if (per_second * 3600).is_multiple_of(u128::from(self.micros)) {
-            write!(f, "{}/h", per_second * 3600 / u128::from(self.micros))
+        if per_second.is_multiple_of(self.micros) {
+            write!(f, "{}/s", per_second / self.micros)
+        } else if (per_second * 60).is_multiple_of(self.micros) {
+            write!(f, "{}/m", per_second * 60 / self.micros)
+        } else if (per_second * 3600).is_multiple_of(self.micros) {
+            write!(f, "{}/h", per_second * 3600 / self.micros)
         } else {
             write!(f, "{} per {} us", self.tokens, self.micros)
         }
@@ -73,12 +77,10 @@ impl FromStr for Rate {
         let (number, period) = text.split_once('/').unwrap_or((text, "s"));
         let (tokens, fraction) = decimal(number.trim())?;
         let micros = u128::from(period_micros(period.trim())?) * u128::from(fraction);
-        let common = gcd(u128::from(tokens), micros).max(1);
-        let micros = u64::try_from(micros / common).map_err(|_| RateError::OutOfRange)?;
         if tokens == 0 {
             return Err(RateError::Zero);
         }
-        Ok(Self { tokens: (u128::from(tokens) / common) as u64, micros })
+        Ok(Self::reduced(tokens, micros))
     }
 }
 
@@ -89,11 +91,11 @@ fn decimal(text: &str) -> Result<(u64, u64), RateError> {
     if whole.is_empty() || !all_digits(whole) || !all_digits(fraction) || text.ends_with('.') {
         return Err(RateError::Malformed);
     }
-    let fraction = fraction.trim_end_matches('0');
+    let (whole, fraction) = (whole.trim_start_matches('0'), fraction.trim_end_matches('0'));
     if whole.len() + fraction.len() > 16 {
         return Err(RateError::OutOfRange);
     }
-    let digits = format!("{whole}{fraction}").parse().map_err(|_| RateError::OutOfRange)?;
+    let digits = format!("0{whole}{fraction}").parse().map_err(|_| RateError::OutOfRange)?;
     Ok((digits, 10u64.pow(fraction.len() as u32)))
 }
 
@@ -129,7 +131,7 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(text: &str, expect: Result<(u64, u64), RateError>) {
+    fn check(text: &str, expect: Result<(u64, u128), RateError>) {
         assert_eq!(text.parse::<Rate>().map(Rate::fraction), expect, "{text:?}");
     }
 

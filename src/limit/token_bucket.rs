@@ -62,7 +62,7 @@ impl TokenBucket {
         }
         let scale = scale_for(capacity);
         let (tokens, micros) = rate.fraction();
-        let (n, d) = exact_fraction(u128::from(tokens) * u128::from(scale), u128::from(micros))
+        let (n, d) = exact_fraction(u128::from(tokens) * u128::from(scale), micros)
             .ok_or(TokenBucketError::RateTooFine)?;
         Ok(Self { capacity, scale, n, d })
     }

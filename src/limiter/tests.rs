@@ -1,0 +1,91 @@
+use std::sync::Mutex;
+
+use async_trait::async_trait;
+use smallvec::smallvec;
+
+use super::*;
+use crate::clock::ManualClock;
+use crate::config::OnStoreFailure;
+use crate::decision::Admission;
+use crate::key::{Hasher, Key, Part};
+use crate::limit::token_bucket::TokenBucket;
+use crate::limit::{Limit, Outcome, Verdict};
+use crate::rule::{Check, RuleId, Verdicts};
+use crate::store::memory::MemoryStore;
+
+/// A store that answers what it was told to.
+#[derive(Debug)]
+struct Scripted(Mutex<Vec<Result<Outcome, StoreFault>>>);
+
+#[async_trait]
+impl Store for Scripted {
+    async fn acquire(&self, _checks: &Checks) -> Result<Verdicts, StoreFault> {
+        let next = self.0.lock().unwrap().remove(0);
+        next.map(|outcome| smallvec![Verdict { outcome, remaining: 0, retry_after_ms: 7, reset_ms: 7 }])
+    }
+
+    fn is_up(&self) -> bool {
+        true
+    }
+}
+
+fn checks(capacity: u64, on_store_failure: OnStoreFailure) -> Checks {
+    let part = Part::known(b"a", &Hasher::new(b""));
+    smallvec![Check {
+        rule: RuleId::TENANT,
+        key: Key::tenant_route("rl", &part, &part),
+        limit: Limit::TokenBucket(TokenBucket::new(capacity, "1/h".parse().unwrap()).unwrap()),
+        cost: 1,
+        on_store_failure,
+    }]
+}
+
+fn limiter(gateways: u32, answers: Vec<Result<Outcome, StoreFault>>) -> (Limiter, Arc<MemoryStore>) {
+    let clock: Arc<dyn Clock> = Arc::new(ManualClock::at(Timestamp::from_micros(1_764_000_000_000_000)));
+    let metrics = Metrics::new().unwrap();
+    let memory = Arc::new(MemoryStore::new(100, Arc::clone(&clock)));
+    let fallback = Fallback::new(Arc::clone(&memory), gateways, metrics.clone());
+    (Limiter::new(Arc::new(Scripted(Mutex::new(answers))), fallback, clock, metrics), memory)
+}
+
+fn decide(limiter: &Limiter, checks: &Checks) -> (Admission, Basis) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let decision = runtime.block_on(limiter.decide(checks));
+    (decision.admission, decision.basis)
+}
+
+#[test]
+fn without_checks_nothing_is_asked() {
+    let (limiter, _) = limiter(1, vec![]);
+    assert_eq!(decide(&limiter, &Checks::new()), (Admission::Admitted, Basis::NoRule));
+}
+
+/// B071: a refusal is an answer; the fallback is not asked for a second opinion.
+#[test]
+fn the_fallback_is_not_consulted_on_a_refusal() {
+    let (limiter, memory) = limiter(1, vec![Ok(Outcome::Refused)]);
+    assert_eq!(decide(&limiter, &checks(100, OnStoreFailure::Local)), (Admission::Refused, Basis::Store));
+    assert!(memory.is_empty());
+}
+
+#[test]
+fn each_mode_of_a_failing_store() {
+    let down = || vec![Err(StoreFault::Down); 3];
+    let (limiter_, _) = limiter(1, down());
+    assert_eq!(decide(&limiter_, &checks(1, OnStoreFailure::Deny)), (Admission::Unavailable, Basis::Fallback));
+    for _ in 0..2 {
+        assert_eq!(decide(&limiter_, &checks(1, OnStoreFailure::Allow)), (Admission::Admitted, Basis::Fallback));
+    }
+    let (limiter_, _) = limiter(1, down());
+    assert_eq!(decide(&limiter_, &checks(1, OnStoreFailure::Local)), (Admission::Admitted, Basis::Fallback));
+    assert_eq!(decide(&limiter_, &checks(1, OnStoreFailure::Local)), (Admission::Refused, Basis::Fallback));
+}
+
+/// B073: without the store, all gateways together stay at the limit.
+#[test]
+fn a_local_decision_is_on_a_share() {
+    let (limiter, _) = limiter(4, vec![Err(StoreFault::Timeout); 100]);
+    let limit = checks(40, OnStoreFailure::Local);
+    let admitted = (0..100).filter(|_| decide(&limiter, &limit).0 == Admission::Admitted).count();
+    assert_eq!(admitted, 10);
+}

@@ -105,10 +105,10 @@ impl Answer {
         head.insert_header(header::CACHE_CONTROL, "no-store")?;
         head.insert_header(header::CONTENT_LENGTH, self.problem().len().to_string())?;
         if let Some(seconds) = self.retry_after {
-            head.insert_header(header::RETRY_AFTER, seconds.to_string())?;
+            head.insert_header("Retry-After", seconds.to_string())?;
         }
         if let Some(challenge) = &self.challenge {
-            head.insert_header(header::WWW_AUTHENTICATE, challenge)?;
+            head.insert_header("WWW-Authenticate", challenge)?;
         }
         Ok(head)
     }
@@ -150,7 +150,7 @@ impl Answer {
         head.insert_header("grpc-status", code.to_string())?;
         head.insert_header("grpc-message", self.detail.replace('%', "%25"))?;
         if let Some(seconds) = self.retry_after {
-            head.insert_header(header::RETRY_AFTER, seconds.to_string())?;
+            head.insert_header("Retry-After", seconds.to_string())?;
         }
         Ok(head)
     }
