@@ -53,7 +53,7 @@ while arg <= last do
       end
       local reset = to_ms(at + time_to_earn(capacity - units, n, d) - now)
       if code == 0 and redis.call('PTTL', KEYS[key + i]) < reset then
-        redis.call('PEXPIRE', KEYS[key + i], ARGV[a + 5])
+        redis.pcall('PEXPIRE', KEYS[key + i], ARGV[a + 5]) -- a replica refuses; the neighbours go on
       end
       if fault then
         reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] = -1, fault, 0, 0

@@ -32,11 +32,18 @@ local function refilled(key, capacity, n, d, scale)
     or not (at >= 0 and at <= 9007199254740992) then
     return nil, 'BADSTATE the key does not hold a token bucket'
   end
-  local units = floor(tokens * scale + 0.5)
+  local exact = tokens * scale
+  local units = floor(exact)
+  if exact - units >= 0.5 then units = units + 1 end -- not floor(x + 0.5): that is not exact near 2^53
   if units > capacity then units = capacity end
   at = floor(at)
   local elapsed = now - at
-  if elapsed <= 0 then return units, at end -- a clock that steps back mints nothing
+  if elapsed <= 0 then
+    -- A clock that steps back mints nothing. One that was far ahead once must not freeze the bucket
+    -- until it is that late again: from one fill time on, the wait begins anew.
+    if -elapsed > time_to_earn(capacity, n, d) then at = now end
+    return units, at
+  end
   local periods = floor(elapsed / d)
   local part = (elapsed - periods * d) * n
   local partial = floor(part / d)
@@ -57,5 +64,5 @@ local function store(key, units, at, scale, ttl)
   end
   local stored = redis.pcall('HSET', key, 'tokens', tokens, 'ts', string.format('%.0f', at))
   if type(stored) == 'table' and stored.err then return stored.err end
-  redis.call('PEXPIRE', key, ttl)
+  redis.pcall('PEXPIRE', key, ttl)
 end

@@ -268,6 +268,13 @@ pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fau
     };
     let mut reading = fields::Reading { faults, lookup };
     let config = decode::config(&root, &mut reading);
+    for listener in &config.listeners {
+        let (address, admin) = (listener.address, config.admin.address);
+        if address.value == admin.value && admin.value.port() != 0 {
+            let message = format!("{} is listened on for traffic as well, at {}", admin.value, address.place);
+            reading.fault(admin.place, "admin.address", message);
+        }
+    }
     (Some(config), reading.faults)
 }
 

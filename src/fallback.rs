@@ -45,7 +45,7 @@ impl Fallback {
         let local: Checks = checks
             .iter()
             .filter(|check| check.on_store_failure == OnStoreFailure::Local)
-            .map(|check| Check { limit: check.limit.share(self.gateways), ..check.clone() })
+            .map(|check| Check { limit: check.limit.share(self.gateways, check.cost), ..check.clone() })
             .collect();
         let mut decided = self.memory.take(&local).into_iter();
         let verdict = |check: &Check| match check.on_store_failure {

@@ -13,6 +13,7 @@ pub mod limit;
 
 // the configuration: from as written to as meant; and the log
 pub mod config;
+// (on top of it)
 pub mod logging;
 
 // layer 2: routes, rules, identity and the snapshot of them, pure

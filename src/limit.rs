@@ -30,11 +30,12 @@ impl Limit {
         }
     }
 
-    /// The part of this limit that one of `gateways` may give out alone, when no store joins them.
+    /// The part of this limit that one of `gateways` may give out alone, when no store joins them;
+    /// room enough for `cost`, which could never pass otherwise.
     #[must_use]
-    pub fn share(&self, gateways: u32) -> Self {
+    pub fn share(&self, gateways: u32, cost: u64) -> Self {
         match self {
-            Self::TokenBucket(bucket) => Self::TokenBucket(bucket.share(gateways)),
+            Self::TokenBucket(bucket) => Self::TokenBucket(bucket.share(gateways, cost)),
         }
     }
 }

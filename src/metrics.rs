@@ -75,6 +75,11 @@ impl Metrics {
             &["basis"],
         )?;
         r.register(Box::new(decision_seconds.clone()))?;
+        let reloads = counters(&r, "config_reloads_total", "Reloads of the configuration by outcome.", &["outcome"])?;
+        for outcome in ["applied", "rejected"] {
+            // There from the start, so that the first one is seen as an increase.
+            reloads.with_label_values(&[outcome]);
+        }
         Ok(Self {
             responses: counters(&r, "responses_total", "Responses by route and class of status.", &["route", "status"])?,
             decisions: counters(
@@ -93,7 +98,7 @@ impl Metrics {
                 &["rule", "mode", "outcome"],
             )?,
             store,
-            reloads: counters(&r, "config_reloads_total", "Reloads of the configuration by outcome.", &["outcome"])?,
+            reloads,
             revision: gauge(&r, "config_revision", "The revision of the configuration that is served.")?,
             in_flight: gauge(&r, "requests_in_flight", "Requests between their head and their end.")?,
             memory_buckets: gauge(&r, "memory_buckets", "Buckets held in the memory of this process.")?,

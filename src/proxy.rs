@@ -17,19 +17,25 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use pingora::http::{RequestHeader, ResponseHeader};
-use pingora::prelude::{Error, ErrorType, HttpPeer, Result};
+use pingora::prelude::{Error, ErrorType, HttpPeer};
 use pingora::proxy::{FailToProxy, ProxyHttp, Session};
 use prometheus::IntGauge;
 
 use self::answer::Answer;
 use self::facts::Facts;
+use self::gate::Rejection;
 pub use self::live::Live;
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{Admission, Basis, Decision};
 use crate::limiter::Limiter;
 use crate::metrics::Metrics;
 use crate::route::RouteId;
+use crate::route::path::PathError;
 use crate::rule::Checks;
+use crate::snapshot::Snapshot;
+
+/// How long a connection may wait for its next request.
+const IDLE_SECONDS: u64 = 60;
 
 /// The gateway, as Pingora drives it.
 pub struct Gateway {
@@ -57,17 +63,14 @@ impl Gateway {
 
     /// Decides, or says what to answer at once.
     async fn admit(&self, session: &mut Session, ctx: &mut Context) -> Option<Answer> {
-        let (route, checks, rewritten) = match Facts::read(session, &ctx.live.snapshot) {
-            Ok(facts) => (facts.route, ctx.live.snapshot.checks(facts.route, &facts.tenant), facts.rewritten_path()),
+        let (route, checks) = match read(session, &ctx.live.snapshot) {
+            Ok(read) => read,
             Err(rejection) => {
                 self.metrics.rejected.with_label_values(&[rejection.reason()]).inc();
                 return Some(Answer::rejected(&rejection));
             }
         };
         ctx.route = route;
-        if let Some(path) = rewritten {
-            rewrite(session.req_header_mut(), &path);
-        }
         let decision = self.limiter.decide(&checks).await;
         self.count(ctx, &checks, &decision);
         let answer = match decision.admission {
@@ -90,7 +93,7 @@ impl Gateway {
     }
 
     /// What every response carries.
-    fn decorate(&self, session: &mut Session, response: &mut ResponseHeader, ctx: &Context) -> Result<()> {
+    fn decorate(&self, session: &mut Session, response: &mut ResponseHeader, ctx: &Context) -> pingora::Result<()> {
         headers::write(response, &ctx.live.headers, ctx.decided.as_ref())?;
         if session.is_process_shutting_down() {
             // Ask clients to go elsewhere while this process ends.
@@ -99,7 +102,7 @@ impl Gateway {
         Ok(())
     }
 
-    async fn answer(&self, session: &mut Session, answer: &Answer, ctx: &Context) -> Result<()> {
+    async fn answer(&self, session: &mut Session, answer: &Answer, ctx: &Context) -> pingora::Result<()> {
         let mut response = answer.head(session.req_header())?;
         self.decorate(session, &mut response, ctx)?;
         answer::send(session, response, answer.body(session.req_header())).await
@@ -121,13 +124,18 @@ impl ProxyHttp for Gateway {
         }
     }
 
-    async fn request_filter(&self, session: &mut Session, ctx: &mut Context) -> Result<bool> {
+    async fn request_filter(&self, session: &mut Session, ctx: &mut Context) -> pingora::Result<bool> {
+        // By itself Pingora waits for the next head on this connection for ever. `None` is a
+        // connection that is to end, and stays so.
+        if session.get_keepalive().is_some() {
+            session.set_keepalive(Some(IDLE_SECONDS));
+        }
         let Some(answer) = self.admit(session, ctx).await else { return Ok(false) };
         self.answer(session, &answer, ctx).await?;
         Ok(true)
     }
 
-    async fn upstream_peer(&self, _session: &mut Session, ctx: &mut Context) -> Result<Box<HttpPeer>> {
+    async fn upstream_peer(&self, _session: &mut Session, ctx: &mut Context) -> pingora::Result<Box<HttpPeer>> {
         let group = ctx.live.upstream(ctx.route);
         let peer = group.and_then(upstream::Group::next);
         ctx.servers_tried += 1;
@@ -152,7 +160,7 @@ impl ProxyHttp for Gateway {
         session: &mut Session,
         request: &mut RequestHeader,
         _ctx: &mut Context,
-    ) -> Result<()> {
+    ) -> pingora::Result<()> {
         if let Some(client) = session.client_addr().and_then(|address| address.as_inet()) {
             request.append_header("X-Forwarded-For", client.ip().to_string())?;
         }
@@ -164,14 +172,15 @@ impl ProxyHttp for Gateway {
         session: &mut Session,
         response: &mut ResponseHeader,
         ctx: &mut Context,
-    ) -> Result<()> {
+    ) -> pingora::Result<()> {
         self.decorate(session, response, ctx)
     }
 
     async fn fail_to_proxy(&self, session: &mut Session, error: &Error, ctx: &mut Context) -> FailToProxy {
         let answer = answer::for_proxy_error(error);
         let code = answer.as_ref().map_or(0, Answer::status);
-        if let Some(answer) = answer.filter(|_| session.response_written().is_none()) {
+        let unanswered = session.response_written().is_none_or(|written| written.status.is_informational());
+        if let Some(answer) = answer.filter(|_| unanswered) {
             // What the client still sends is not read, so this connection cannot go on.
             session.set_keepalive(None);
             if let Err(error) = self.answer(session, &answer, ctx).await {
@@ -182,9 +191,10 @@ impl ProxyHttp for Gateway {
     }
 
     async fn logging(&self, session: &mut Session, error: Option<&Error>, ctx: &mut Context) {
-        let status = session.response_written().map(|response| response.status.as_u16());
-        // 499: the client left before it was answered.
-        let status = status.unwrap_or(499);
+        // An upgrade (101) is an answer, other informational ones are not. 499: the client left before
+        // it was answered.
+        let written = session.response_written().map(|response| response.status.as_u16());
+        let status = written.filter(|status| *status == 101 || *status >= 200).unwrap_or(499);
         ctx.live.counters(ctx.route).response(status);
         access_log::write(session, ctx, status, error, self.clock.now());
     }
@@ -195,17 +205,30 @@ impl ProxyHttp for Gateway {
     }
 }
 
-/// Puts the normal form of the path where the upstream will read it, with the query as it came.
-fn rewrite(request: &mut RequestHeader, path: &str) {
+/// The route and the checks of a request, whose path is in normal form from here on.
+fn read(session: &mut Session, snapshot: &Snapshot) -> Result<(RouteId, Checks), Rejection> {
+    let facts = Facts::read(session, snapshot)?;
+    let (route, checks) = (facts.route, snapshot.checks(facts.route, &facts.tenant));
+    if let Some(path) = facts.rewritten_path() {
+        rewrite(session.req_header_mut(), &path)?;
+    }
+    Ok((route, checks))
+}
+
+/// Puts the normal form of the path where the upstream will read it, with the query as it came; in
+/// HTTP/2 beside the authority, from which the upstream's Host is made.
+fn rewrite(request: &mut RequestHeader, path: &str) -> Result<(), Rejection> {
     let target = match request.uri.query() {
         Some(query) => format!("{path}?{query}"),
         None => path.to_owned(),
     };
-    // A normal path and a parsed query make a target; if they did not, the request would go on as it
-    // came, to the same route.
-    if let Ok(uri) = target.parse() {
-        request.set_uri(uri);
+    let mut parts = request.uri.clone().into_parts();
+    if request.version < http::Version::HTTP_2 {
+        (parts.scheme, parts.authority) = (None, None);
     }
+    parts.path_and_query = Some(target.parse().map_err(|_| Rejection::Path(PathError::Forbidden))?);
+    request.set_uri(http::Uri::from_parts(parts).map_err(|_| Rejection::Path(PathError::Forbidden))?);
+    Ok(())
 }
 
 /// One request between its head and its end, however it ends.

@@ -22,8 +22,10 @@ pub struct Reloader {
     started_with: Config,
     log_level: LogLevel,
     metrics: Metrics,
-    /// One reload at a time; and how the last one went.
-    last: Mutex<Option<String>>,
+    /// Held during a reload: one at a time.
+    one_at_a_time: Mutex<()>,
+    /// Why the last one was rejected. Never held for long: the admin listener reads it.
+    last_error: Mutex<Option<String>>,
 }
 
 /// A reload that was applied.
@@ -71,22 +73,22 @@ impl Reloader {
         log_level: LogLevel,
         metrics: Metrics,
     ) -> Self {
-        Self { path: path.map(Into::into), live, started_with, log_level, metrics, last: Mutex::new(None) }
+        Self { path: path.map(Into::into), live, started_with, log_level, metrics, one_at_a_time: Mutex::default(), last_error: Mutex::default() }
     }
 
     /// Reads the file and serves what it says; or changes nothing, and tells every fault.
     pub fn reload(&self) -> Result<Applied, ReloadError> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one_at_a_time = self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
         let result = self.try_reload();
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) =
+            result.as_ref().err().map(ToString::to_string);
         match &result {
             Ok(applied) => {
-                *last = None;
                 self.metrics.reloads.with_label_values(&["applied"]).inc();
                 self.metrics.revision.set(i64::try_from(applied.revision).unwrap_or(i64::MAX));
                 tracing::info!(revision = applied.revision, needs_restart = ?applied.needs_restart, "configuration reloaded");
             }
             Err(error) => {
-                *last = Some(error.to_string());
                 self.metrics.reloads.with_label_values(&["rejected"]).inc();
                 tracing::error!(%error, "configuration not reloaded, the old one goes on");
             }
@@ -96,14 +98,14 @@ impl Reloader {
 
     /// Why the last reload was rejected, if it was.
     pub fn last_error(&self) -> Option<String> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn try_reload(&self) -> Result<Applied, ReloadError> {
         let path = self.path.as_ref().ok_or(ReloadError::NoFile)?;
         let text = source::file::read(path)?;
         let revision = self.live.load().snapshot.revision + 1;
-        let (config, snapshot) = source::load(&text, &env::process, revision)
+        let (config, snapshot) = source::load_again(&text, &env::process, revision, &self.started_with)
             .map_err(|faults| ReloadError::Faults { path: path.clone(), faults })?;
         let live = Live::new(&config, snapshot, &self.metrics)
             .map_err(|error| ReloadError::Resolve { path: path.clone(), error })?;
@@ -131,8 +133,12 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
     compare(running.threads != new.threads, "threads");
     compare(running.drain != new.drain, "drain");
     compare(addresses(running) != addresses(new), "listeners");
+    // Certificates are read at the start; whether the files have changed is not looked at.
+    compare(new.listeners.iter().any(|listener| listener.tls.is_some()), "listeners.tls");
     compare(running.admin.address.value != new.admin.address.value || running.admin.token != new.admin.token, "admin");
     compare(redis(running) != redis(new) || running.store.max_keys != new.store.max_keys, "store");
+    compare(running.store.key_prefix != new.store.key_prefix, "store.redis.key_prefix");
+    compare(running.identity.hash_secret != new.identity.hash_secret, "identity.hash_secret");
     compare(running.gateways != new.gateways, "cluster.gateways");
     compare(running.log.format != new.log.format, "log.access.format");
     sections

@@ -5,6 +5,7 @@
 //! A route that does not take the method is passed over, so a wider one may still match. HEAD counts
 //! as GET.
 
+pub mod host;
 pub mod path;
 
 use std::collections::HashMap;
@@ -107,6 +108,12 @@ impl RouteTable {
                 faults.push(Fault::new(route.id.place, field("id"), "there are more than 65535 routes"));
                 break;
             };
+            if let Some(host) = &route.host
+                && !is_host_pattern(host)
+            {
+                let message = format!("expected a host such as api.example.com or *.example.com, without a port, got `{host}`");
+                faults.push(Fault::new(route.path.place, field("match.host"), message));
+            }
             groups.entry(route.host.as_deref()).or_default().push((id, index));
             routes.push(Route {
                 id: route.id.value.clone(),
@@ -166,11 +173,19 @@ impl Methods {
         names.dedup();
         let mut reported = Vec::new();
         let mut paths = |method: Option<&str>| {
+            let takes = |index: usize, name: &str| written[index].methods.iter().any(|taken| **taken == *name);
             let taking = routes.iter().filter(|(_, index)| {
-                let methods = &written[*index].methods;
-                methods.is_empty() || method.is_some_and(|name| methods.iter().any(|taken| **taken == *name))
+                written[*index].methods.is_empty() || method.is_some_and(|name| takes(*index, name))
             });
-            Paths::build(taking.copied(), written, &mut reported, faults)
+            let mut paths = Paths::build(taking.copied(), written, &mut reported, faults);
+            if method == Some("HEAD") {
+                // Beside the routes that name HEAD: those for GET, where they do not stand in the way.
+                for (id, index) in routes.iter().filter(|(_, index)| takes(*index, "GET")) {
+                    let _ = paths.insert(&written[*index].path.value, *id, *index, written, &mut HashMap::new());
+                }
+                paths.sort();
+            }
+            paths
         };
         Self { named: names.iter().map(|name| ((*name).into(), paths(Some(name)))).collect(), other: paths(None) }
     }
@@ -204,8 +219,13 @@ impl Paths {
                 faults.push(Fault::new(path.place, format!("routes[{index}].match.path"), message));
             }
         }
-        paths.below.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
+        paths.sort();
         paths
+    }
+
+    /// The deepest `/*` patterns first.
+    fn sort(&mut self) {
+        self.below.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
     }
 
     fn insert(
@@ -247,6 +267,12 @@ impl Paths {
         let routers = std::iter::once(&self.whole).chain(self.below.iter().map(|(_, router)| router));
         routers.into_iter().find_map(|router| router.at(path).ok().map(|found| *found.value))
     }
+}
+
+/// Whether requests can have this host, or one below it.
+fn is_host_pattern(written: &str) -> bool {
+    let name = written.strip_prefix("*.").unwrap_or(written);
+    host::normalise(name).is_some_and(|normal| normal == name)
 }
 
 /// A path pattern as the router writes it, or what is wrong with it.

@@ -69,6 +69,9 @@ pub enum StartError {
     /// Two metrics have one name.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
+    /// The server's thread is gone.
+    #[error("the server ended by a panic; the lines before this one tell where")]
+    Panicked,
     /// The system gives no thread.
     #[error("cannot start a thread: {0}")]
     Thread(std::io::Error),
@@ -117,6 +120,7 @@ where
     server.bootstrap();
     let gateway = Gateway::new(Arc::clone(&live), Arc::clone(&limiter), clock, metrics.clone());
     let mut traffic = http_proxy_service_with_name(&server.configuration, gateway, "traffic");
+    check_addresses(&config)?;
     for listener in &config.listeners {
         listen(&mut traffic, listener)?;
     }
@@ -131,10 +135,10 @@ where
         token: config.admin.token.clone(),
         draining: Arc::clone(&draining),
     };
-    server.add_service(http_service("admin", &config.admin.address, admin)?);
+    server.add_service(http_service("admin", &config.admin.address, admin));
     if let Some((address, app)) = also {
         let address = Placed { value: address, place: config.admin.address.place };
-        server.add_service(http_service("echo", &address, app)?);
+        server.add_service(http_service("echo", &address, app));
     }
     server.add_service(background_service("hangup", Hangup { reloader }));
     let drain = Drain { draining, in_flight: metrics.in_flight.clone(), ended: ended.clone() };
@@ -147,8 +151,14 @@ where
         let _ = ended.send(());
     };
     thread::Builder::new().name("server".into()).spawn(run).map_err(StartError::Thread)?;
-    let _ = wait_for_end.recv();
-    Ok(())
+    wait_for_end.recv().map_err(|_| StartError::Panicked)
+}
+
+/// Catches SIGHUP, whose default is to kill the process. Until the gateway runs it has no effect.
+pub fn catch_hangups() -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // The handler stays when the runtime has gone.
+    runtime.block_on(async { tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()).map(drop) })
 }
 
 /// The store that the configuration names, and what drives it.
@@ -168,7 +178,7 @@ fn store(
 fn server_conf(config: &Config) -> ServerConf {
     ServerConf {
         threads: config.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, Into::into)),
-        grace_period_seconds: Some(config.drain.as_secs()),
+        grace_period_seconds: Some(config.drain.as_millis().div_ceil(1_000) as u64),
         graceful_shutdown_timeout_seconds: Some(1),
         upstream_keepalive_pool_size: UPSTREAM_POOL,
         ..ServerConf::default()
@@ -177,7 +187,6 @@ fn server_conf(config: &Config) -> ServerConf {
 
 fn listen<A>(service: &mut Service<A>, listener: &Listener) -> Result<(), StartError> {
     let address = &listener.address;
-    check_free(address)?;
     let Some(certificate) = &listener.tls else {
         service.add_tcp(&address.value.to_string());
         return Ok(());
@@ -194,24 +203,24 @@ fn listen<A>(service: &mut Service<A>, listener: &Listener) -> Result<(), StartE
     Ok(())
 }
 
-fn http_service<S>(
-    name: &str,
-    address: &Placed<SocketAddr>,
-    app: S,
-) -> Result<Service<HttpServer<S>>, StartError>
+fn http_service<S>(name: &str, address: &Placed<SocketAddr>, app: S) -> Service<HttpServer<S>>
 where
     S: ServeHttp + Send + Sync + 'static,
 {
-    check_free(address)?;
     let mut service = Service::new(name.into(), HttpServer::new_app(app));
     service.add_tcp(&address.value.to_string());
     service.threads = Some(1);
-    Ok(service)
+    service
 }
 
-/// Pingora panics in a thread when it cannot listen; here it is an error with a place.
-fn check_free(address: &Placed<SocketAddr>) -> Result<(), StartError> {
-    TcpListener::bind(address.value).map(drop).map_err(|reason| StartError::Bind { address: *address, reason })
+/// Pingora panics in a thread when it cannot listen; here it is an error with a place. All addresses
+/// are held until the last one is tried, so that two of them that overlap are found as well.
+fn check_addresses(config: &Config) -> Result<(), StartError> {
+    let traffic = config.listeners.iter().map(|listener| listener.address);
+    let bind = |address: Placed<SocketAddr>| {
+        TcpListener::bind(address.value).map_err(|reason| StartError::Bind { address, reason })
+    };
+    traffic.chain([config.admin.address]).map(bind).collect::<Result<Vec<_>, _>>().map(drop)
 }
 
 /// Stands where [`run`] has no further service.

@@ -1,1 +1,23 @@
+//! Every integration test, in one binary. Each starts what it needs, on ports it picks itself, and
+//! ends it. A service that is missing fails the test; nothing is skipped.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::disallowed_methods,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "tests may stop at the first thing that is not as it must be"
+)]
+
+mod accuracy;
+mod answers;
+mod check;
+mod contract;
+mod demo;
+mod faults;
+mod harness;
+mod lifecycle;
+mod tidy;
+mod twins;

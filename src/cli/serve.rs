@@ -11,6 +11,11 @@ use crate::server::{self, Setup, StartError};
 use crate::{logging, source};
 
 pub(super) fn run(path: &Path) -> anyhow::Result<ExitCode> {
+    // First of all: from here on SIGHUP does not kill, however long the rest takes.
+    server::catch_hangups().context("cannot catch SIGHUP")?;
+    if let Some(file) = env::process("SSL_CERT_FILE").filter(|file| !Path::new(file).is_file()) {
+        anyhow::bail!("the environment variable SSL_CERT_FILE names {file}, which is no file");
+    }
     let text = match source::file::read(path) {
         Ok(text) => text,
         Err(error) => {

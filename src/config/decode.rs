@@ -33,13 +33,19 @@ pub(super) fn config(root: &Node<'_>, r: &mut Reading<'_>) -> Config {
             ],
         );
     let mut warnings = Vec::new();
+    let store = store_of(store, r, &mut warnings);
+    let gateways = cluster.and_then(|node| gateways_of(node, r, &mut warnings));
+    if store.redis.is_some() && gateways.is_none() {
+        let message = "auto counts as 1 in this version: while Redis is away each gateway gives out whole limits; set the number";
+        warnings.push(Fault::new(cluster.unwrap_or(root).place, "cluster.gateways", message));
+    }
     Config {
         threads: threads.and_then(|node| threads_of(node, r)),
         drain: drain.and_then(|node| r.duration(node, "drain")).unwrap_or(Duration::from_secs(30)),
         listeners: listeners_of(root, listeners, r),
         admin: admin_of(root, admin, r),
-        store: store_of(store, r, &mut warnings),
-        gateways: cluster.and_then(|node| gateways_of(node, r, &mut warnings)),
+        store,
+        gateways,
         identity: identity_of(identity, r, &mut warnings),
         upstreams: upstreams.map(|node| upstreams_of(node, r)).unwrap_or_default(),
         routes: routes_of(root, routes, r),

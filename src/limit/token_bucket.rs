@@ -82,11 +82,12 @@ impl TokenBucket {
         (self.fill_micros() * 2).div_ceil(1_000)
     }
 
-    /// The share of one of `gateways`: capacity and rate divided by their number, at least 1 token.
+    /// The share of one of `gateways`: capacity and rate divided by their number; room for at least
+    /// one token and for `cost`.
     #[must_use]
-    pub fn share(&self, gateways: u32) -> Self {
+    pub fn share(&self, gateways: u32, cost: u64) -> Self {
         let gateways = u64::from(gateways.max(1));
-        let capacity = (self.capacity / gateways).max(1);
+        let capacity = (self.capacity / gateways).max(cost.clamp(1, self.capacity));
         let scale = scale_for(capacity);
         // A scale that differs multiplies n; if that cannot be exact, dividing less is the safe side
         // only for `d`, so the rate is rounded down.
@@ -113,8 +114,11 @@ impl TokenBucket {
         let units = bucket.units_at_scale(self.scale).min(full);
         let elapsed = now.micros_since(bucket.at);
         if elapsed == 0 {
-            // A clock that steps back mints nothing.
-            return Bucket { units, scale: self.scale, at: bucket.at };
+            // A clock that steps back mints nothing. One that was far ahead once must not freeze the
+            // bucket until it is that late again: from one fill time on, the wait begins anew.
+            let frozen = bucket.at.micros_since(now) > self.fill_micros();
+            let at = if frozen { now } else { bucket.at };
+            return Bucket { units, scale: self.scale, at };
         }
         let part = (elapsed % self.d) * self.n;
         let earned = (elapsed / self.d).saturating_mul(self.n).saturating_add(part / self.d);
@@ -178,7 +182,7 @@ impl Bucket {
             return self.units;
         }
         let tokens = self.units as f64 / self.scale as f64;
-        (tokens * scale as f64 + 0.5).floor() as u64
+        (tokens * scale as f64).round() as u64
     }
 
     /// The time up to which the refill is counted.

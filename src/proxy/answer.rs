@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::{Method, StatusCode, header};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::prelude::{Error, ErrorSource, ErrorType, Result};
+use pingora::protocols::http::HttpTask;
 use pingora::proxy::Session;
 use serde_json::json;
 
@@ -146,7 +147,6 @@ impl Answer {
         };
         let mut head = ResponseHeader::build(StatusCode::OK, Some(8))?;
         head.insert_header(header::CONTENT_TYPE, "application/grpc")?;
-        head.insert_header(header::CONTENT_LENGTH, "0")?;
         head.insert_header("grpc-status", code.to_string())?;
         head.insert_header("grpc-message", self.detail.replace('%', "%25"))?;
         if let Some(seconds) = self.retry_after {
@@ -178,7 +178,11 @@ pub fn for_proxy_error(error: &Error) -> Option<Answer> {
     Some(Answer::new(status, detail))
 }
 
+/// gRPC is spoken over HTTP/2 only; what names its content type over HTTP/1 wants an HTTP status.
 fn is_grpc(request: &RequestHeader) -> bool {
+    if request.version < http::Version::HTTP_2 {
+        return false;
+    }
     let kind = request.headers.get(header::CONTENT_TYPE).map(http::HeaderValue::as_bytes).unwrap_or_default();
     kind.starts_with(b"application/grpc") && !kind.starts_with(b"application/grpc-web")
 }
@@ -200,10 +204,13 @@ pub async fn send(session: &mut Session, mut response: ResponseHeader, body: Opt
             response.insert_header(header::CONNECTION, "close")?;
         }
     }
-    let no_body = body.is_none();
-    session.write_response_header(Box::new(response), no_body).await?;
-    if let Some(body) = body {
-        session.write_response_body(Some(body), true).await?;
+    match body {
+        Some(body) => {
+            session.write_response_header(Box::new(response), false).await?;
+            session.write_response_body(Some(body), true).await?;
+        }
+        // As a task the end of the stream goes with the head, as gRPC clients expect it.
+        None => drop(session.write_response_tasks(vec![HttpTask::Header(Box::new(response), true)]).await?),
     }
     if unread && !goes_on {
         // Whether it ends, or the time is up: the answer has been sent.

@@ -26,13 +26,10 @@ impl<'r> Facts<'r> {
         gate::check(session)?;
         let request = session.req_header();
         let host = gate::host(&request.uri, &request.headers)?;
-        let path = gate::path(&request.uri)?;
+        let path = gate::path(request)?;
         let tenant = snapshot.identity.tenant(&request.headers)?;
         let route = snapshot.routes.find(&host, request.method.as_str(), &path);
-        // An absolute target (`GET http://host/path`) is forwarded as a path, as it was matched. In
-        // HTTP/2 the scheme is a field of its own.
-        let absolute = request.uri.scheme().is_some() && request.version < http::Version::HTTP_2;
-        let must_rewrite = absolute || matches!(path, Cow::Owned(_));
+        let must_rewrite = !gate::is_origin_form(request.raw_path()) || matches!(path, Cow::Owned(_));
         Ok(Self { route, tenant, path, must_rewrite })
     }
 

@@ -10,6 +10,7 @@ use pingora::prelude::Result;
 
 use crate::config::Headers;
 use crate::decision::Decision;
+use crate::limit::Outcome;
 use crate::rule::Checks;
 
 /// Writes the headers of `decided`; of a request that was refused before a decision, that nothing is
@@ -25,7 +26,10 @@ pub fn write(response: &mut ResponseHeader, families: &Headers, decided: Option<
     let (check, verdict) = (&checks[index], &decision.verdicts[index]);
     let limit = check.limit.capacity();
     let remaining = verdict.remaining;
-    let seconds = if verdict.is_allowed() { seconds(verdict.reset_ms) } else { retry_after(verdict.retry_after_ms) };
+    let seconds = match verdict.outcome {
+        Outcome::Refused => retry_after(verdict.retry_after_ms),
+        Outcome::Allowed | Outcome::NeverFits => seconds(verdict.reset_ms),
+    };
     put(response, "X-RateLimit-Remaining", remaining)?;
     if families.x_ratelimit {
         put(response, "X-RateLimit-Limit", limit)?;
@@ -45,7 +49,7 @@ pub fn write(response: &mut ResponseHeader, families: &Headers, decided: Option<
             policies.push_str(&policy(check.rule.name(), check.limit.capacity(), check.limit.window_seconds()));
         }
         response.insert_header("RateLimit-Policy", policies)?;
-        response.insert_header("RateLimit", format!("\"{}\";r={remaining};t={seconds}", check.rule.name()))?;
+        response.insert_header("RateLimit", format!("\"{}\";r={};t={}", check.rule.name(), remaining.min(MOST), seconds.min(MOST)))?;
     }
     Ok(())
 }
@@ -60,9 +64,11 @@ pub fn retry_after(ms: u64) -> u64 {
     seconds(ms).max(1)
 }
 
-/// An item of `RateLimit-Policy`. RFC 9651 integers have at most 15 digits.
+/// The largest integer of RFC 9651.
+const MOST: u64 = 999_999_999_999_999;
+
+/// An item of `RateLimit-Policy`.
 fn policy(name: &str, quota: u64, window: u64) -> String {
-    const MOST: u64 = 999_999_999_999_999;
     format!("\"{name}\";q={};w={}", quota.min(MOST), window.clamp(1, MOST))
 }
 
@@ -79,7 +85,7 @@ mod tests {
     use crate::decision::Basis;
     use crate::key::{Hasher, Key, Part};
     use crate::limit::token_bucket::TokenBucket;
-    use crate::limit::{Limit, Outcome, Verdict};
+    use crate::limit::{Limit, Verdict};
     use crate::rule::{Check, RuleId};
 
     fn decided(verdict: Verdict) -> (Checks, Decision) {

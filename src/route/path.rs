@@ -6,7 +6,8 @@
 //! * an encoded slash (`%2F`) stays encoded: it is not a separator
 //! * upper and lower case differ; a trailing slash matters; `;x=1` is part of its segment
 //!
-//! A NUL or another control byte, a backslash, a broken escape and a `..` above the root are refused.
+//! A NUL or another control byte, a backslash, a broken escape, a `..` above the root and a dot segment
+//! behind `%2F` or before `;` are refused.
 
 use std::borrow::Cow;
 
@@ -24,6 +25,9 @@ pub enum PathError {
     /// A control byte or a backslash, plain or encoded.
     #[error("the path has a control character or a backslash")]
     Forbidden,
+    /// A segment that some servers read as `.` or `..`: behind `%2F`, or before `;`.
+    #[error("the path has a dot segment that is hidden behind `%2F` or `;`")]
+    HiddenDots,
     /// `..` above the root.
     #[error("the path leads above its root")]
     AboveRoot,
@@ -82,6 +86,7 @@ fn resolve(path: &[u8]) -> Result<String, PathError> {
         match segment {
             "" | "." => {}
             ".." => drop(segments.pop().ok_or(PathError::AboveRoot)?),
+            segment if hides_dots(segment) => return Err(PathError::HiddenDots),
             segment => segments.push(segment),
         }
     }
@@ -95,6 +100,12 @@ fn resolve(path: &[u8]) -> Result<String, PathError> {
         out.push('/');
     }
     Ok(out)
+}
+
+/// Whether a server that decodes `%2F`, or cuts parameters off, would find a dot segment here.
+fn hides_dots(segment: &str) -> bool {
+    let is_dots = |part: &str| matches!(part.split(';').next(), Some("." | ".."));
+    segment.split("%2F").any(is_dots)
 }
 
 #[cfg(test)]
@@ -146,11 +157,14 @@ mod tests {
         check("/\u{1}", Err(PathError::Forbidden));
         check("/..", Err(PathError::AboveRoot));
         check("/a/../../b", Err(PathError::AboveRoot));
+        for path in ["/a/..%2fb", "/a/%2e%2e%2Fb", "/a%2f..%2fb", "/a/..;/b", "/a/.;x=1/b", "/a/b%2F.."] {
+            check(path, Err(PathError::HiddenDots));
+        }
     }
 
     #[test]
     fn the_normal_form_is_its_own() {
-        for path in ["/a//b/../c/%41%2f", "/..%2f", "/%2e%2e%2f", "/x/%252e%252e/y"] {
+        for path in ["/a//b/../c/%41%2f", "/%2f", "/x/%252e%252e/y", "/a/..b/.c./"] {
             if let Ok(normal) = normalise(path) {
                 assert_eq!(normalise(&normal).as_deref(), Ok(&*normal));
             }

@@ -65,7 +65,10 @@ fn methods() {
         ],
     );
     check(&["create - POST /orders"], &[("h GET /orders", "default"), ("h POST /orders", "create")]);
-    check(&["head - HEAD /x", "get - GET /x"], &[("h HEAD /x", "head"), ("h GET /x", "get")]);
+    check(
+        &["head - HEAD /x", "get - GET /x", "get-y - GET /y", "rest - - /*"],
+        &[("h HEAD /x", "head"), ("h GET /x", "get"), ("h HEAD /y", "get-y"), ("h HEAD /z", "rest")],
+    );
 }
 
 #[test]
@@ -95,6 +98,9 @@ fn faults() {
     fault(&["a - GET /x", "b - - /x"], "matches the same requests as the route `a`");
     fault(&["a - - /x/{a}", "b - - /x/{b}"], "matches the same requests as the route `a`");
     fault(&["a - - /x/*", "b - - /x/*"], "matches the same requests as the route `a`");
+    for host in ["h:80", "h.", "*h", "*", "*.", "a*.h", "h/x"] {
+        fault(&[&format!("a {host} - /x")], "expected a host such as");
+    }
     fault(&["a - - x"], "expected a path");
     fault(&["a - - /x*"], "`*` may only stand alone");
     fault(&["a - - //x"], "can never match");

@@ -75,7 +75,7 @@ impl MemoryStore {
         let mut buckets: SmallVec<[Bucket; 2]> = SmallVec::new();
         for (check, home) in checks.iter().zip(&homes) {
             let Limit::TokenBucket(limit) = &check.limit;
-            let bucket = limit.refilled(shards.of(*home).get(&check.key, now), now);
+            let bucket = limit.refilled(shards.of(*home).recall(&check.key, now), now);
             buckets.push(bucket);
             verdicts.push(limit.judge(bucket, check.cost, now));
         }
@@ -146,8 +146,14 @@ impl Locked<'_> {
 }
 
 impl Shard {
-    fn get(&self, key: &Key, now: Timestamp) -> Option<Bucket> {
-        self.buckets.get(key).filter(|entry| now < entry.expires_at).map(|entry| entry.bucket)
+    /// What is remembered; an expired bucket is forgotten on sight, as on Redis.
+    fn recall(&mut self, key: &Key, now: Timestamp) -> Option<Bucket> {
+        let (index, _, entry) = self.buckets.get_full(key)?;
+        if now < entry.expires_at {
+            return Some(entry.bucket);
+        }
+        self.buckets.swap_remove_index(index);
+        None
     }
 
     /// Writes a bucket; tells whether another one had to be forgotten for it too early.

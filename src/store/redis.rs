@@ -23,7 +23,7 @@ use crate::metrics::StoreMetrics;
 use crate::rule::{Checks, Verdicts};
 
 /// Requests that may wait at once; beyond it a request is told so at once.
-const LONGEST_QUEUE: usize = 8 * 1024;
+const LONGEST_QUEUE: usize = 2 * 1024;
 
 /// A Redis, as requests see it.
 #[derive(Debug)]

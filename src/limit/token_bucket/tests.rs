@@ -168,6 +168,16 @@ fn a_clock_that_steps_back_mints_nothing() {
     assert_eq!(held.ask(1, START.plus_micros(100_000)).outcome, Outcome::Allowed);
 }
 
+/// A clock that was a day ahead for a moment does not freeze what was written then.
+#[test]
+fn a_bucket_from_the_future_refills_from_now_on() {
+    let mut held = Held::new(10, "10/s");
+    held.ask(10, START.plus_micros(86_400 * SECOND));
+    assert_eq!(held.ask(1, START).retry_after_ms, 100);
+    held.ask(0, START);
+    assert_eq!(held.admitted(every(100_000, 30).skip(1)), 0, "a refusal writes nothing, so the wait stays");
+}
+
 #[test]
 fn a_cost_above_the_capacity_never_fits() {
     let mut held = Held::new(5, "1");
@@ -182,11 +192,12 @@ fn a_cost_above_the_capacity_never_fits() {
 #[test]
 fn a_share_is_a_part_of_the_limit() {
     let limit = bucket(100, "50/s");
-    let share = limit.share(4);
+    let share = limit.share(4, 1);
     assert_eq!((share.capacity(), share.fill_micros()), (25, 2 * SECOND));
-    assert_eq!(limit.share(1_000).capacity(), 1);
-    assert_eq!(limit.share(0), limit);
-    assert_eq!(bucket(1 << 53, "1/m").share(3).capacity(), (1 << 53) / 3);
+    assert_eq!(limit.share(1_000, 1).capacity(), 1);
+    assert_eq!(limit.share(0, 1), limit);
+    assert_eq!(bucket(1 << 53, "1/m").share(3, 1).capacity(), (1 << 53) / 3);
+    assert_eq!((limit.share(50, 5).capacity(), limit.share(50, u64::MAX).capacity()), (5, 100));
 }
 
 #[test]

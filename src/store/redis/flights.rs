@@ -1,13 +1,16 @@
 //! The driver: collects who waits, flies, hands out the answers, and connects again when it must.
 
+use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use prometheus::IntCounter;
 use redis::{Client, ErrorKind, RedisError, ServerErrorKind, Value};
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::connection::Connection;
 use super::script::Flight;
@@ -15,7 +18,13 @@ use crate::metrics::StoreMetrics;
 use crate::rule::{Checks, Verdicts};
 use crate::store::StoreFault;
 
-/// How long an answer may be late before the connection is given up.
+/// How often a connection is looked after that nobody uses.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// How many deadlines an answer may be late before Redis counts as down.
+const PATIENCE: u32 = 4;
+
+/// How long after that it may be late before the connection is given up.
 const LATE_ANSWER: Duration = Duration::from_secs(1);
 
 /// The first pause between two attempts to connect; doubled up to the last.
@@ -84,64 +93,120 @@ impl Flights {
 
     /// One flight after the other, until the connection is lost.
     async fn fly(&mut self, mut connection: Connection) -> Lost {
-        let mut passed_over = None;
+        let mut gate = VecDeque::new();
         loop {
-            let first = match passed_over.take() {
-                Some(waiting) => waiting,
-                None => match self.waiting.recv().await {
-                    Some(waiting) => waiting,
-                    None => return Lost::Gateway,
-                },
+            let lost = match self.next_at(&mut gate).await {
+                Next::Request => self.one_flight(&mut connection, &mut gate).await,
+                Next::Nobody => self.check_connection(&mut connection, &mut gate).await,
+                Next::End => Err(Lost::Gateway),
             };
-            let (flight, passengers, rest) = self.board(first);
-            passed_over = rest;
-            if let Err(lost) = self.one_flight(&mut connection, &flight, passengers).await {
-                fail(passed_over.into_iter().map(|waiting| waiting.reply), &StoreFault::Down);
+            if let Err(lost) = lost {
+                fail(gate.into_iter().map(|waiting: Waiting| waiting.reply), &StoreFault::Down);
                 return lost;
             }
         }
     }
 
-    /// Takes on board who waits now; gives back the one who no longer fitted.
-    fn board(&mut self, first: Waiting) -> (Flight, Passengers, Option<Waiting>) {
-        let mut flight = Flight::new();
-        let mut passengers = Passengers { deadline: first.since + self.timeout, replies: SmallVec::new() };
-        let mut next = Some(first);
-        while let Some(waiting) = next {
-            if !flight.has_room_for(&waiting.checks) {
-                return (flight, passengers, Some(waiting));
-            }
-            flight.board(waiting.checks);
-            passengers.replies.push(waiting.reply);
-            next = self.waiting.try_recv().ok();
+    /// Waits for somebody at the gate, but not so long that a lost connection would go unnoticed.
+    async fn next_at(&mut self, gate: &mut VecDeque<Waiting>) -> Next {
+        if !gate.is_empty() {
+            return Next::Request;
         }
-        (flight, passengers, None)
+        match tokio::time::timeout(CHECK_EVERY, self.waiting.recv()).await {
+            Ok(Some(waiting)) => {
+                gate.push_back(waiting);
+                Next::Request
+            }
+            Ok(None) => Next::End,
+            Err(_) => Next::Nobody,
+        }
     }
 
-    /// Flies once. A late answer fails the passengers at the deadline of the one who waited longest;
-    /// the next flight leaves only when it has come, for until then Redis is not answering anybody.
-    async fn one_flight(
+    /// Takes on board who waits now, as many as fit.
+    fn board(&mut self, gate: &mut VecDeque<Waiting>) -> (Flight, Passengers) {
+        let mut flight = Flight::new();
+        let mut passengers = Passengers::new();
+        while let Some(waiting) = gate.pop_front().or_else(|| self.waiting.try_recv().ok()) {
+            if waiting.reply.is_closed() {
+                // Its request has ended: taking tokens for it would waste them.
+                continue;
+            }
+            if !flight.has_room_for(&waiting.checks) {
+                gate.push_front(waiting);
+                break;
+            }
+            flight.board(waiting.checks);
+            passengers.push(waiting.reply);
+        }
+        (flight, passengers)
+    }
+
+    /// Flies once.
+    async fn one_flight(&mut self, connection: &mut Connection, gate: &mut VecDeque<Waiting>) -> Result<(), Lost> {
+        let (flight, passengers) = self.board(gate);
+        if passengers.is_empty() {
+            return Ok(());
+        }
+        self.metrics.calls.inc();
+        self.metrics.checks.inc_by(passengers.len() as u64);
+        let deadline = Instant::now() + self.timeout;
+        let script_reloads = self.metrics.script_reloads.clone();
+        let mut call = std::pin::pin!(call(connection, &flight, deadline, &script_reloads));
+        match in_time(&mut call, self.timeout).await {
+            Some(reply) => land(passengers, &flight, reply),
+            None => {
+                fail(passengers, &StoreFault::Timeout);
+                self.await_late(call, gate).await
+            }
+        }
+    }
+
+    /// A cheap question while nobody else asks one.
+    async fn check_connection(
         &mut self,
         connection: &mut Connection,
-        flight: &Flight,
-        passengers: Passengers,
+        gate: &mut VecDeque<Waiting>,
     ) -> Result<(), Lost> {
-        self.metrics.calls.inc();
-        self.metrics.checks.inc_by(passengers.replies.len() as u64);
-        let mut call = std::pin::pin!(call(connection, flight, &self.metrics));
-        if let Ok(reply) = timeout_at(passengers.deadline, &mut call).await {
-            return passengers.land(flight, reply);
+        let mut ping = std::pin::pin!(connection.ping());
+        match in_time(&mut ping, self.timeout).await {
+            Some(reply) => reply.map(drop).map_err(Lost::Connection),
+            None => self.await_late(ping, gate).await,
         }
-        self.up.store(false, Ordering::Release);
-        fail(passengers.replies, &StoreFault::Timeout);
-        let late = tokio::time::timeout(LATE_ANSWER, call);
-        match refuse_while(&mut self.waiting, late).await {
+    }
+
+    /// Waits for an answer that is late. Redis answers in order, so nobody else is answered before.
+    /// For a while each request still waits its own time; then Redis counts as down, and nobody waits;
+    /// then the connection does.
+    async fn await_late<F, T>(&mut self, mut late: Pin<&mut F>, gate: &mut VecDeque<Waiting>) -> Result<(), Lost>
+    where
+        F: Future<Output = Result<T, RedisError>>,
+    {
+        let give_up_waiting = Instant::now() + self.timeout * PATIENCE;
+        while Instant::now() < give_up_waiting {
+            let first_leaves = gate.front().map_or(give_up_waiting, |first| first.since + self.timeout);
+            tokio::select! {
+                biased;
+                answer = &mut late => return came(answer),
+                waiting = self.waiting.recv() => match waiting {
+                    Some(waiting) => gate.push_back(waiting),
+                    None => return Err(Lost::Gateway),
+                },
+                () = tokio::time::sleep_until(first_leaves) => {
+                    fail(gate.pop_front().map(|waiting| waiting.reply), &StoreFault::Timeout);
+                }
+            }
+        }
+        self.set_up(false);
+        tracing::warn!("Redis does not answer");
+        fail(gate.drain(..).map(|waiting| waiting.reply), &StoreFault::Down);
+        match refuse_while(&mut self.waiting, tokio::time::timeout(LATE_ANSWER, late)).await {
             None => Err(Lost::Gateway),
-            Some(Ok(Ok(_))) => {
-                self.up.store(true, Ordering::Release);
+            Some(Ok(answer)) => {
+                came(answer)?;
+                self.set_up(true);
+                tracing::info!("Redis answers again");
                 Ok(())
             }
-            Some(Ok(Err(error))) => Err(Lost::Connection(error)),
             Some(Err(_)) => Err(Lost::Connection(RedisError::from((ErrorKind::Io, "no answer for a second")))),
         }
     }
@@ -152,46 +217,87 @@ impl Flights {
     }
 }
 
-/// Who is on board, and when the first of them has waited long enough.
-struct Passengers {
-    deadline: Instant,
-    replies: SmallVec<[oneshot::Sender<Result<Verdicts, StoreFault>>; 16]>,
+/// What comes next for the driver.
+enum Next {
+    Request,
+    Nobody,
+    End,
 }
 
-impl Passengers {
-    /// Hands out the answers. An error of the server is an answer; one of the connection ends it.
-    fn land(self, flight: &Flight, reply: Result<Value, RedisError>) -> Result<(), Lost> {
-        match reply {
-            Ok(reply) => {
-                for (passenger, answer) in self.replies.into_iter().zip(flight.answers(&reply)) {
-                    // Who has left does not need the answer.
-                    let _ = passenger.send(answer);
+/// Those who are on board, in their order.
+type Passengers = SmallVec<[oneshot::Sender<Result<Verdicts, StoreFault>>; 16]>;
+
+/// Hands out the answers. An error of the server is an answer; one of the connection ends it.
+fn land(passengers: Passengers, flight: &Flight, reply: Result<Value, RedisError>) -> Result<(), Lost> {
+    match reply {
+        Ok(reply) => {
+            let mut read_only = None;
+            for (passenger, answer) in passengers.into_iter().zip(flight.answers(&reply)) {
+                if let Err(fault) = &answer
+                    && is_read_only(fault)
+                {
+                    read_only = Some(RedisError::from((ErrorKind::Server(ServerErrorKind::ReadOnly), "a replica")));
                 }
-                Ok(())
+                // Who has left does not need the answer.
+                let _ = passenger.send(answer);
             }
-            Err(error) if is_server_answer(&error) => {
-                fail(self.replies, &StoreFault::Refused(error.to_string()));
-                if needs_new_connection(&error) { Err(Lost::Connection(error)) } else { Ok(()) }
-            }
-            Err(error) => {
-                fail(self.replies, &StoreFault::Io(error.to_string()));
-                Err(Lost::Connection(error))
-            }
+            read_only.map_or(Ok(()), |error| Err(Lost::Connection(error)))
+        }
+        Err(error) if is_server_answer(&error) => {
+            fail(passengers, &StoreFault::Refused(error.to_string()));
+            if needs_new_connection(&error) { Err(Lost::Connection(error)) } else { Ok(()) }
+        }
+        Err(error) => {
+            fail(passengers, &StoreFault::Io(error.to_string()));
+            Err(Lost::Connection(error))
         }
     }
 }
 
-/// Calls the script. NOSCRIPT alone leads to a second call: Redis has then run nothing. Any other
-/// failure leaves open what was taken, and is never repeated.
-async fn call(connection: &mut Connection, flight: &Flight, metrics: &StoreMetrics) -> Result<Value, RedisError> {
+/// A late answer has come. It belongs to nobody any more, but the connection is alive.
+fn came<T>(answer: Result<T, RedisError>) -> Result<(), Lost> {
+    match answer {
+        Err(error) if !is_server_answer(&error) || needs_new_connection(&error) => Err(Lost::Connection(error)),
+        _ => Ok(()),
+    }
+}
+
+/// Awaits `call` for `timeout`. The last part of it is slept: on a busy machine the answer may have
+/// come, and only wait for this thread to read it.
+async fn in_time<F: Future>(call: &mut Pin<&mut F>, timeout: Duration) -> Option<F::Output> {
+    let last_part = Duration::from_millis(1).min(timeout / 2);
+    for part in [timeout - last_part, last_part] {
+        if let Ok(output) = tokio::time::timeout(part, call.as_mut()).await {
+            return Some(output);
+        }
+    }
+    None
+}
+
+/// Calls the script. NOSCRIPT alone leads to a second call, if there is time for it: Redis has then
+/// run nothing. Any other failure leaves open what was taken, and is never repeated.
+async fn call(
+    connection: &mut Connection,
+    flight: &Flight,
+    deadline: Instant,
+    script_reloads: &IntCounter,
+) -> Result<Value, RedisError> {
     match connection.call(flight).await {
         Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-            metrics.script_reloads.inc();
+            script_reloads.inc();
             connection.reload().await?;
+            if Instant::now() >= deadline {
+                return Err(error);
+            }
             connection.call(flight).await
         }
         reply => reply,
     }
+}
+
+/// A replica answers reads, so only what a write inside of the script said tells of it.
+fn is_read_only(fault: &StoreFault) -> bool {
+    matches!(fault, StoreFault::Refused(text) if text.starts_with("READONLY"))
 }
 
 fn is_server_answer(error: &RedisError) -> bool {

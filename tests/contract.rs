@@ -1,0 +1,210 @@
+//! One suite over every store: the same questions, the same answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smallvec::smallvec;
+use tollgate::clock::SystemClock;
+use tollgate::config::OnStoreFailure;
+use tollgate::key::{Hasher, Key, Part};
+use tollgate::limit::token_bucket::TokenBucket;
+use tollgate::limit::{Limit, Outcome};
+use tollgate::metrics::Metrics;
+use tollgate::rule::{Check, Checks, RuleId, Verdicts};
+use tollgate::store::Store;
+use tollgate::store::memory::MemoryStore;
+use tollgate::store::redis::RedisStore;
+
+use crate::harness::{Redis, eventually};
+
+/// A check on the bucket `name`.
+pub fn check(name: &str, capacity: u64, rate: &str, cost: u64) -> Check {
+    let hasher = Hasher::new(b"");
+    Check {
+        rule: RuleId::TENANT,
+        key: Key::tenant_route("rl", &Part::known(name.as_bytes(), &hasher), &Part::known(b"r", &hasher)),
+        limit: Limit::TokenBucket(TokenBucket::new(capacity, rate.parse().unwrap()).unwrap()),
+        cost,
+        on_store_failure: OnStoreFailure::Local,
+    }
+}
+
+/// A store on a runtime of its own, with what must live as long as it does.
+pub struct Running {
+    pub store: Arc<dyn Store>,
+    pub runtime: tokio::runtime::Runtime,
+    pub metrics: Metrics,
+}
+
+impl Running {
+    pub fn memory() -> Self {
+        let store = Arc::new(MemoryStore::new(10_000, Arc::new(SystemClock::start())));
+        Self { store, runtime: runtime(), metrics: Metrics::new().unwrap() }
+    }
+
+    pub fn redis(url: &str, timeout: Duration) -> Self {
+        let (runtime, metrics) = (runtime(), Metrics::new().unwrap());
+        let (store, driver) = RedisStore::new(url, timeout, metrics.store.clone()).unwrap();
+        runtime.spawn(driver.run());
+        eventually("a connection to Redis", || store.is_up().then_some(()));
+        Self { store: Arc::new(store), runtime, metrics }
+    }
+
+    pub fn take(&self, checks: &[Check]) -> Verdicts {
+        let checks: Checks = checks.into();
+        self.runtime.block_on(self.store.acquire(&checks)).expect("a decision")
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// Runs each behaviour on both stores.
+macro_rules! contract {
+    ($($name:ident),* $(,)?) => {
+        mod memory {
+            $(#[test] fn $name() { super::$name(&super::Running::memory()); })*
+        }
+        mod redis {
+            $(#[test] fn $name() {
+                let redis = super::Redis::start();
+                super::$name(&super::Running::redis(&redis.url(), std::time::Duration::from_secs(5)));
+            })*
+        }
+    };
+}
+
+contract![
+    takes_what_is_there_and_no_more,
+    refills_within_a_second,
+    asking_takes_nothing,
+    a_cost_above_the_capacity_never_fits,
+    all_or_none,
+    buckets_are_apart,
+    an_edit_clamps_and_never_refills,
+    what_is_spent_stays_spent,
+    threads_take_exactly_what_is_there,
+    capacities_are_exact,
+    many_requests_at_once_get_each_its_own_answer,
+];
+
+fn takes_what_is_there_and_no_more(store: &Running) {
+    let check = check("a", 2, "1/m", 1);
+    let remaining: Vec<u64> = (0..2).map(|_| store.take(std::slice::from_ref(&check))[0].remaining).collect();
+    assert_eq!(remaining, [1, 0]);
+    let refused = store.take(&[check])[0];
+    assert_eq!((refused.outcome, refused.remaining), (Outcome::Refused, 0));
+    assert!((59_000..=60_000).contains(&refused.retry_after_ms), "{refused:?}");
+    assert!((119_000..=120_000).contains(&refused.reset_ms), "{refused:?}");
+}
+
+fn refills_within_a_second(store: &Running) {
+    let check = check("a", 1, "50/s", 1);
+    assert!(store.take(std::slice::from_ref(&check))[0].is_allowed());
+    let wait = store.take(std::slice::from_ref(&check))[0].retry_after_ms;
+    assert!(wait <= 20, "{wait} ms");
+    std::thread::sleep(Duration::from_millis(wait));
+    assert!(store.take(&[check])[0].is_allowed());
+}
+
+fn asking_takes_nothing(store: &Running) {
+    for _ in 0..5 {
+        let verdict = store.take(&[check("a", 3, "1/h", 0)])[0];
+        assert_eq!((verdict.outcome, verdict.remaining, verdict.reset_ms), (Outcome::Allowed, 3, 0));
+    }
+}
+
+fn a_cost_above_the_capacity_never_fits(store: &Running) {
+    for cost in [4, u64::MAX] {
+        let verdict = store.take(&[check("a", 3, "1/h", cost)])[0];
+        assert_eq!((verdict.outcome, verdict.remaining), (Outcome::NeverFits, 3));
+    }
+    assert_eq!(store.take(&[check("a", 3, "1/h", 3)])[0].outcome, Outcome::Allowed);
+}
+
+/// B119: a refused request costs no other bucket anything, and is told what it did not take.
+fn all_or_none(store: &Running) {
+    let (user, site) = (check("user", 5, "1/h", 1), check("site", 100, "1/h", 1));
+    for step in 0..50 {
+        let verdicts = store.take(&[user.clone(), site.clone()]);
+        assert_eq!(verdicts.iter().all(|verdict| verdict.is_allowed()), step < 5);
+    }
+    let verdicts = store.take(&[user, site]);
+    assert_eq!((verdicts[0].outcome, verdicts[1].outcome), (Outcome::Refused, Outcome::Allowed));
+    assert_eq!(verdicts[1].remaining, 95);
+}
+
+fn buckets_are_apart(store: &Running) {
+    for name in ["a", "b", "a:b", "{a}", "~a"] {
+        assert_eq!(store.take(&[check(name, 1, "1/h", 1)])[0].outcome, Outcome::Allowed, "{name}");
+    }
+    assert_eq!(store.take(&[check("a:b", 1, "1/h", 1)])[0].outcome, Outcome::Refused);
+}
+
+/// B095: 80 of 100 left: a rule of 50 says 50 at once, one of 200 says 80.
+fn an_edit_clamps_and_never_refills(store: &Running) {
+    assert_eq!(store.take(&[check("a", 100, "1/h", 20)])[0].remaining, 80);
+    assert_eq!(store.take(&[check("a", 50, "1/h", 0)])[0].remaining, 50);
+    assert_eq!(store.take(&[check("a", 200, "1/h", 0)])[0].remaining, 80);
+    // From a fast rule, under which it would be full and forgotten soon, to a slow one.
+    assert!(store.take(&[check("b", 10, "1000/s", 10)])[0].is_allowed());
+    let slow = check("b", 10, "1/h", 10);
+    let verdict = store.take(std::slice::from_ref(&slow))[0];
+    assert_eq!(verdict.outcome, Outcome::Refused);
+    std::thread::sleep(Duration::from_millis(60));
+    assert_eq!(store.take(&[slow])[0].outcome, Outcome::Refused, "forgetting refilled it");
+}
+
+/// B029: 3 tokens at one per 15 s, drained: a short quiet spell brings none of them back.
+fn what_is_spent_stays_spent(store: &Running) {
+    let check = check("a", 3, "1/15s", 1);
+    for _ in 0..3 {
+        assert!(store.take(std::slice::from_ref(&check))[0].is_allowed());
+    }
+    std::thread::sleep(Duration::from_millis(1_500));
+    assert!(!store.take(&[check])[0].is_allowed());
+}
+
+/// B027 on every store.
+fn threads_take_exactly_what_is_there(store: &Running) {
+    let check = check("a", 100, "1/d", 1);
+    let admitted: usize = std::thread::scope(|scope| {
+        let ask = || (0..100).filter(|_| store.take(std::slice::from_ref(&check))[0].is_allowed()).count();
+        let threads: Vec<_> = (0..16).map(|_| scope.spawn(ask)).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    });
+    assert_eq!(admitted, 100);
+}
+
+/// B009: exact to the last token.
+fn capacities_are_exact(store: &Running) {
+    for capacity in [(1 << 31) - 1, 1 << 31, (1 << 32) + 1, 1_000_000_001, (1 << 53) - 1, 1 << 53] {
+        let name = capacity.to_string();
+        let remaining = |cost| store.take(&[check(&name, capacity, "1/m", cost)])[0].remaining;
+        assert_eq!(remaining(1), capacity - 1);
+        assert_eq!(remaining(capacity - 1), 0);
+    }
+}
+
+fn many_requests_at_once_get_each_its_own_answer(store: &Running) {
+    let ask = |index: u64| {
+        let store = Arc::clone(&store.store);
+        async move {
+            let capacity = 10 + index;
+            let checks: Checks = smallvec![check(&format!("k{index}"), capacity, "1/h", 1 + index % 3)];
+            (capacity - (1 + index % 3), store.acquire(&checks).await.unwrap()[0].remaining)
+        }
+    };
+    let answers = store.runtime.block_on(async {
+        let tasks: Vec<_> = (0..500).map(|index| tokio::spawn(ask(index))).collect();
+        let mut answers = Vec::new();
+        for task in tasks {
+            answers.push(task.await.unwrap());
+        }
+        answers
+    });
+    for (expected, got) in answers {
+        assert_eq!(expected, got);
+    }
+}

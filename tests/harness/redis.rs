@@ -1,0 +1,123 @@
+//! A Redis of its own for each test: a Testcontainers `redis:7` where a Docker engine answers and has
+//! that image, else a `redis-server` process. Both on a port of their own, both gone with the test.
+
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+
+use testcontainers::core::{IntoContainerPort as _, WaitFor};
+use testcontainers::runners::SyncRunner as _;
+use testcontainers::{Container, GenericImage};
+
+use super::{eventually, free_port};
+
+pub struct Redis {
+    pub port: u16,
+    server: Server,
+}
+
+enum Server {
+    Process { child: Child, folder: tempfile::TempDir },
+    Container { _container: Box<Container<GenericImage>> },
+}
+
+impl Redis {
+    pub fn start() -> Self {
+        if docker_has_redis() { Self::container() } else { Self::process() }
+    }
+
+    fn container() -> Self {
+        let image = GenericImage::new("redis", "7")
+            .with_exposed_port(6379.tcp())
+            .with_wait_for(WaitFor::message_on_stdout("Ready to accept connections"));
+        let container = image.start().expect("a container of redis:7");
+        let port = container.get_host_port_ipv4(6379.tcp()).expect("its port");
+        Self { port, server: Server::Container { _container: Box::new(container) } }
+    }
+
+    /// A process in any case: for tests that kill it and start it again on the same port.
+    pub fn process() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let port = free_port();
+        let child = spawn(port, folder.path());
+        let redis = Self { port, server: Server::Process { child, folder } };
+        redis.wait();
+        redis
+    }
+
+    fn wait(&self) {
+        eventually("an answer of Redis", || {
+            let mut connection = self.client().get_connection().ok()?;
+            ::redis::cmd("PING").query::<String>(&mut connection).ok()
+        });
+    }
+
+    /// Ends the process at once, without saving anything.
+    pub fn kill(&mut self) {
+        let Server::Process { child, .. } = &mut self.server else { panic!("only a process can be killed") };
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    /// Starts it again, empty, on the same port.
+    pub fn restart(&mut self) {
+        let Server::Process { child, folder } = &mut self.server else { panic!("only a process can be restarted") };
+        *child = spawn(self.port, folder.path());
+        self.wait();
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn client(&self) -> ::redis::Client {
+        ::redis::Client::open(self.url()).unwrap()
+    }
+
+    /// Runs one command.
+    pub fn command<T: ::redis::FromRedisValue>(&self, words: &[&str]) -> T {
+        let mut connection = self.client().get_connection().unwrap();
+        let mut command = ::redis::cmd(words[0]);
+        command.arg(&words[1..]);
+        command.query(&mut connection).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    pub fn keys(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.command(&["KEYS", "*"]);
+        keys.sort();
+        keys
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        if let Server::Process { child, .. } = &mut self.server {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn spawn(port: u16, folder: &std::path::Path) -> Child {
+    Command::new("redis-server")
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+        .current_dir(folder)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("redis-server is installed (./test installs it)")
+}
+
+/// Whether a Docker engine answers and has the image. Asked once.
+fn docker_has_redis() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        let has = std::env::var("TOLLGATE_TEST_DOCKER").as_deref() != Ok("0")
+            && Command::new("docker")
+                .args(["image", "inspect", "redis:7"])
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()
+                .is_ok_and(|status| status.success());
+        eprintln!("tests use {}", if has { "Testcontainers (redis:7)" } else { "redis-server processes" });
+        has
+    })
+}
