@@ -50,7 +50,7 @@ impl ServeHttp for Admin {
             (&Method::GET | &Method::HEAD, path) => self.read(path),
             (&Method::POST, "/-/reload") => match authorized {
                 Ok(()) => self.reload().await,
-                Err(refusal) => refusal,
+                Err(refusal) => *refusal,
             },
             (_, "/-/reload") => text(StatusCode::METHOD_NOT_ALLOWED, "use POST\n"),
             _ => text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n"),
@@ -85,7 +85,8 @@ impl Admin {
         if self.draining.load(std::sync::atomic::Ordering::Relaxed) {
             return text(StatusCode::SERVICE_UNAVAILABLE, "shutting down\n");
         }
-        let state = if self.limiter.store_is_up() { "ready\n" } else { "ready, degraded: the store is down\n" };
+        let state =
+            if self.limiter.store_is_up() { "ready\n" } else { "ready, degraded: the store is down\n" };
         text(StatusCode::OK, state)
     }
 
@@ -114,23 +115,27 @@ impl Admin {
             Ok(Err(error)) => {
                 json_response(StatusCode::UNPROCESSABLE_ENTITY, &json!({ "error": error.to_string() }))
             }
-            Err(_) => json_response(StatusCode::INTERNAL_SERVER_ERROR, &json!({ "error": "the reload was cut off" })),
+            Err(_) => json_response(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                &json!({ "error": "the reload was cut off" }),
+            ),
         }
     }
 
-    fn authorized(&self, authorization: Option<&http::HeaderValue>) -> Result<(), Response<Vec<u8>>> {
+    fn authorized(&self, authorization: Option<&http::HeaderValue>) -> Result<(), Box<Response<Vec<u8>>>> {
         let Some(Secret(token)) = &self.token else {
             let body = json!({ "error": "admin.token is not set in the configuration: there are no writes" });
-            return Err(json_response(StatusCode::FORBIDDEN, &body));
+            return Err(Box::new(json_response(StatusCode::FORBIDDEN, &body)));
         };
-        let given = authorization.map(http::HeaderValue::as_bytes).and_then(|value| value.strip_prefix(b"Bearer "));
+        let given =
+            authorization.map(http::HeaderValue::as_bytes).and_then(|value| value.strip_prefix(b"Bearer "));
         if given.is_some_and(|given| same(given, token.as_bytes())) {
             return Ok(());
         }
         let body = json!({ "error": "expected the header Authorization: Bearer with the admin.token" });
         let mut refusal = json_response(StatusCode::UNAUTHORIZED, &body);
         refusal.headers_mut().insert(header::WWW_AUTHENTICATE, http::HeaderValue::from_static("Bearer"));
-        Err(refusal)
+        Err(Box::new(refusal))
     }
 }
 

@@ -3,9 +3,9 @@
 //! Reading never stops at the first fault. What refers to something else (a route to its upstream,
 //! a row to its route) is checked by [`crate::snapshot`], which knows both ends.
 
+mod decode;
 pub mod env;
 pub mod fault;
-mod decode;
 mod fields;
 mod yaml;
 

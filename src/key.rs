@@ -139,7 +139,19 @@ mod tests {
     #[test]
     fn separators_in_a_name_forge_nothing() {
         let names: [&[u8]; 14] = [
-            b"a", b"b", b"c", b"a:b", b"b:c", b"a}:b", b"{a", b"a}", b"~a", b"a%3Ab", b"a\0", b"a\n", b"a ",
+            b"a",
+            b"b",
+            b"c",
+            b"a:b",
+            b"b:c",
+            b"a}:b",
+            b"{a",
+            b"a}",
+            b"~a",
+            b"a%3Ab",
+            b"a\0",
+            b"a\n",
+            b"a ",
             "\u{e4}".as_bytes(),
         ];
         let mut seen = HashSet::new();
@@ -156,8 +168,8 @@ mod tests {
     #[test]
     fn a_plain_name_cannot_be_written_like_a_hash() {
         let hasher = Hasher::new(b"s");
-        let hashed = hasher.part(b"victim");
-        assert_ne!(Part::known(hashed.as_str().as_bytes(), &hasher), hashed);
+        let victim = hasher.part(b"victim");
+        assert_ne!(Part::known(victim.as_str().as_bytes(), &hasher), victim);
     }
 
     /// B039: memory was ruled by key lengths that users chose.

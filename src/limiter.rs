@@ -52,7 +52,10 @@ impl Limiter {
         let logged_at = self.logged_at.load(Ordering::Relaxed);
         let quiet_for = now.micros_since(Timestamp::from_micros(logged_at));
         let mine = quiet_for >= 1_000_000
-            && self.logged_at.compare_exchange(logged_at, now.as_micros(), Ordering::Relaxed, Ordering::Relaxed).is_ok();
+            && self
+                .logged_at
+                .compare_exchange(logged_at, now.as_micros(), Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
         if mine {
             tracing::warn!(kind = fault.kind(), %fault, "no decision from the store: rules fall back");
         }

@@ -2,8 +2,8 @@
 //! client; handles of the request path are looked up once, not per request.
 
 use prometheus::{
-    Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
 /// Bounds of decision times, in seconds: from in memory to beyond every deadline.
@@ -70,18 +70,27 @@ impl Metrics {
             connected: gauge(&r, "store_connected", "1 while the store is connected.")?,
         };
         let decision_seconds = HistogramVec::new(
-            HistogramOpts::new("tollgate_decision_duration_seconds", "Time from the head of a request to its decision.")
-                .buckets(DECISION_BUCKETS.to_vec()),
+            HistogramOpts::new(
+                "tollgate_decision_duration_seconds",
+                "Time from the head of a request to its decision.",
+            )
+            .buckets(DECISION_BUCKETS.to_vec()),
             &["basis"],
         )?;
         r.register(Box::new(decision_seconds.clone()))?;
-        let reloads = counters(&r, "config_reloads_total", "Reloads of the configuration by outcome.", &["outcome"])?;
+        let reloads =
+            counters(&r, "config_reloads_total", "Reloads of the configuration by outcome.", &["outcome"])?;
         for outcome in ["applied", "rejected"] {
             // There from the start, so that the first one is seen as an increase.
             reloads.with_label_values(&[outcome]);
         }
         Ok(Self {
-            responses: counters(&r, "responses_total", "Responses by route and class of status.", &["route", "status"])?,
+            responses: counters(
+                &r,
+                "responses_total",
+                "Responses by route and class of status.",
+                &["route", "status"],
+            )?,
             decisions: counters(
                 &r,
                 "decisions_total",
@@ -89,8 +98,18 @@ impl Metrics {
                 &["route", "rule", "outcome", "basis"],
             )?,
             decision_seconds,
-            rejected: counters(&r, "rejected_requests_total", "Requests refused before a decision.", &["reason"])?,
-            store_errors: counters(&r, "store_errors_total", "Calls without a decision, by kind.", &["kind"])?,
+            rejected: counters(
+                &r,
+                "rejected_requests_total",
+                "Requests refused before a decision.",
+                &["reason"],
+            )?,
+            store_errors: counters(
+                &r,
+                "store_errors_total",
+                "Calls without a decision, by kind.",
+                &["kind"],
+            )?,
             fallback_decisions: counters(
                 &r,
                 "fallback_decisions_total",
@@ -102,7 +121,11 @@ impl Metrics {
             revision: gauge(&r, "config_revision", "The revision of the configuration that is served.")?,
             in_flight: gauge(&r, "requests_in_flight", "Requests between their head and their end.")?,
             memory_buckets: gauge(&r, "memory_buckets", "Buckets held in the memory of this process.")?,
-            memory_evictions: gauge(&r, "memory_evicted_buckets", "Buckets forgotten before they were full.")?,
+            memory_evictions: gauge(
+                &r,
+                "memory_evicted_buckets",
+                "Buckets forgotten before they were full.",
+            )?,
             registry: r,
         })
     }
@@ -119,7 +142,13 @@ impl Metrics {
     pub fn route(&self, route: &str) -> RouteMetrics {
         let responses = |class: &str| self.responses.with_label_values(&[route, class]);
         RouteMetrics {
-            responses: [responses("1xx"), responses("2xx"), responses("3xx"), responses("4xx"), responses("5xx")],
+            responses: [
+                responses("1xx"),
+                responses("2xx"),
+                responses("3xx"),
+                responses("4xx"),
+                responses("5xx"),
+            ],
             decisions: self.decisions.clone(),
             admitted_by_store: self.decisions.with_label_values(&[route, "default", "admitted", "store"]),
             refused_by_store: self.decisions.with_label_values(&[route, "default", "refused", "store"]),
@@ -172,7 +201,12 @@ fn counter(r: &Registry, name: &str, help: &str) -> Result<IntCounter, prometheu
     Ok(counter)
 }
 
-fn counters(r: &Registry, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+fn counters(
+    r: &Registry,
+    name: &str,
+    help: &str,
+    labels: &[&str],
+) -> Result<IntCounterVec, prometheus::Error> {
     let counters = IntCounterVec::new(opts(name, help), labels)?;
     r.register(Box::new(counters.clone()))?;
     Ok(counters)

@@ -57,7 +57,12 @@ pub struct Context {
 
 impl Gateway {
     /// A gateway that serves what is in `live`, each request as it was when its head arrived.
-    pub fn new(live: Arc<ArcSwap<Live>>, limiter: Arc<Limiter>, clock: Arc<dyn Clock>, metrics: Metrics) -> Self {
+    pub fn new(
+        live: Arc<ArcSwap<Live>>,
+        limiter: Arc<Limiter>,
+        clock: Arc<dyn Clock>,
+        metrics: Metrics,
+    ) -> Self {
         Self { live, limiter, clock, metrics }
     }
 
@@ -92,19 +97,9 @@ impl Gateway {
         }
     }
 
-    /// What every response carries.
-    fn decorate(&self, session: &mut Session, response: &mut ResponseHeader, ctx: &Context) -> pingora::Result<()> {
-        headers::write(response, &ctx.live.headers, ctx.decided.as_ref())?;
-        if session.is_process_shutting_down() {
-            // Ask clients to go elsewhere while this process ends.
-            session.set_keepalive(None);
-        }
-        Ok(())
-    }
-
     async fn answer(&self, session: &mut Session, answer: &Answer, ctx: &Context) -> pingora::Result<()> {
         let mut response = answer.head(session.req_header())?;
-        self.decorate(session, &mut response, ctx)?;
+        decorate(session, &mut response, ctx)?;
         answer::send(session, response, answer.body(session.req_header())).await
     }
 }
@@ -135,7 +130,11 @@ impl ProxyHttp for Gateway {
         Ok(true)
     }
 
-    async fn upstream_peer(&self, _session: &mut Session, ctx: &mut Context) -> pingora::Result<Box<HttpPeer>> {
+    async fn upstream_peer(
+        &self,
+        _session: &mut Session,
+        ctx: &mut Context,
+    ) -> pingora::Result<Box<HttpPeer>> {
         let group = ctx.live.upstream(ctx.route);
         let peer = group.and_then(upstream::Group::next);
         ctx.servers_tried += 1;
@@ -173,7 +172,7 @@ impl ProxyHttp for Gateway {
         response: &mut ResponseHeader,
         ctx: &mut Context,
     ) -> pingora::Result<()> {
-        self.decorate(session, response, ctx)
+        decorate(session, response, ctx)
     }
 
     async fn fail_to_proxy(&self, session: &mut Session, error: &Error, ctx: &mut Context) -> FailToProxy {
@@ -203,6 +202,16 @@ impl ProxyHttp for Gateway {
         // `fail_to_proxy` and the access log tell of it.
         true
     }
+}
+
+/// What every response carries.
+fn decorate(session: &mut Session, response: &mut ResponseHeader, ctx: &Context) -> pingora::Result<()> {
+    headers::write(response, &ctx.live.headers, ctx.decided.as_ref())?;
+    if session.is_process_shutting_down() {
+        // Ask clients to go elsewhere while this process ends.
+        session.set_keepalive(None);
+    }
+    Ok(())
 }
 
 /// The route and the checks of a request, whose path is in normal form from here on.

@@ -73,7 +73,15 @@ impl Reloader {
         log_level: LogLevel,
         metrics: Metrics,
     ) -> Self {
-        Self { path: path.map(Into::into), live, started_with, log_level, metrics, one_at_a_time: Mutex::default(), last_error: Mutex::default() }
+        Self {
+            path: path.map(Into::into),
+            live,
+            started_with,
+            log_level,
+            metrics,
+            one_at_a_time: Mutex::default(),
+            last_error: Mutex::default(),
+        }
     }
 
     /// Reads the file and serves what it says; or changes nothing, and tells every fault.
@@ -121,9 +129,8 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
     let addresses = |config: &Config| -> Vec<_> {
         config.listeners.iter().map(|listener| (listener.address.value, listener.tls.clone())).collect()
     };
-    let redis = |config: &Config| {
-        config.store.redis.as_ref().map(|redis| (redis.url.value.0.clone(), redis.timeout))
-    };
+    let redis =
+        |config: &Config| config.store.redis.as_ref().map(|redis| (redis.url.value.0.clone(), redis.timeout));
     let mut sections = Vec::new();
     let mut compare = |differs: bool, section| {
         if differs {
@@ -135,7 +142,10 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
     compare(addresses(running) != addresses(new), "listeners");
     // Certificates are read at the start; whether the files have changed is not looked at.
     compare(new.listeners.iter().any(|listener| listener.tls.is_some()), "listeners.tls");
-    compare(running.admin.address.value != new.admin.address.value || running.admin.token != new.admin.token, "admin");
+    compare(
+        running.admin.address.value != new.admin.address.value || running.admin.token != new.admin.token,
+        "admin",
+    );
     compare(redis(running) != redis(new) || running.store.max_keys != new.store.max_keys, "store");
     compare(running.store.key_prefix != new.store.key_prefix, "store.redis.key_prefix");
     compare(running.identity.hash_secret != new.identity.hash_secret, "identity.hash_secret");

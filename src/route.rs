@@ -96,7 +96,8 @@ impl RouteTable {
         for (index, route) in written.iter().enumerate() {
             let field = |name: &str| format!("routes[{index}].{name}");
             if let Some(first) = written[..index].iter().find(|other| other.id.value == route.id.value) {
-                let message = format!("`{}` is already the id of the route at {}", route.id.value, first.id.place);
+                let message =
+                    format!("`{}` is already the id of the route at {}", route.id.value, first.id.place);
                 faults.push(Fault::new(route.id.place, field("id"), message));
             }
             let upstream = upstreams.iter().position(|upstream| upstream.name.value == route.upstream.value);
@@ -111,7 +112,9 @@ impl RouteTable {
             if let Some(host) = &route.host
                 && !is_host_pattern(host)
             {
-                let message = format!("expected a host such as api.example.com or *.example.com, without a port, got `{host}`");
+                let message = format!(
+                    "expected a host such as api.example.com or *.example.com, without a port, got `{host}`"
+                );
                 faults.push(Fault::new(route.path.place, field("match.host"), message));
             }
             groups.entry(route.host.as_deref()).or_default().push((id, index));
@@ -124,7 +127,8 @@ impl RouteTable {
                 on_store_failure: route.on_store_failure.unwrap_or(on_store_failure),
             });
         }
-        let mut table = Self { routes, hosts: HashMap::new(), suffixes: Vec::new(), any_host: Methods::default() };
+        let mut table =
+            Self { routes, hosts: HashMap::new(), suffixes: Vec::new(), any_host: Methods::default() };
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_by_key(|(_, routes)| routes[0].1);
         for (host, routes) in groups {
@@ -173,7 +177,8 @@ impl Methods {
         names.dedup();
         let mut reported = Vec::new();
         let mut paths = |method: Option<&str>| {
-            let takes = |index: usize, name: &str| written[index].methods.iter().any(|taken| **taken == *name);
+            let takes =
+                |index: usize, name: &str| written[index].methods.iter().any(|taken| **taken == *name);
             let taking = routes.iter().filter(|(_, index)| {
                 written[*index].methods.is_empty() || method.is_some_and(|name| takes(*index, name))
             });
@@ -181,13 +186,17 @@ impl Methods {
             if method == Some("HEAD") {
                 // Beside the routes that name HEAD: those for GET, where they do not stand in the way.
                 for (id, index) in routes.iter().filter(|(_, index)| takes(*index, "GET")) {
-                    let _ = paths.insert(&written[*index].path.value, *id, *index, written, &mut HashMap::new());
+                    let _ =
+                        paths.insert(&written[*index].path.value, *id, *index, written, &mut HashMap::new());
                 }
                 paths.sort();
             }
             paths
         };
-        Self { named: names.iter().map(|name| ((*name).into(), paths(Some(name)))).collect(), other: paths(None) }
+        Self {
+            named: names.iter().map(|name| ((*name).into(), paths(Some(name)))).collect(),
+            other: paths(None),
+        }
     }
 
     fn find(&self, method: &str, path: &str) -> Option<RouteId> {
@@ -237,7 +246,8 @@ impl Paths {
         owners: &mut HashMap<String, usize>,
     ) -> Result<(), String> {
         let pattern = router_pattern(path)?;
-        let router = if path.ends_with('*') { self.below(path.matches('/').count()) } else { &mut self.whole };
+        let router =
+            if path.ends_with('*') { self.below(path.matches('/').count()) } else { &mut self.whole };
         match router.insert(pattern.clone(), id) {
             Ok(()) => {}
             Err(InsertError::Conflict { with }) => {
@@ -287,7 +297,9 @@ fn router_pattern(written: &str) -> Result<String, String> {
     let plain = literal.replace(['{', '}'], "");
     match path::normalise(&plain) {
         Ok(normal) if *normal == *plain || plain.is_empty() => {}
-        Ok(normal) => return Err(format!("can never match: requests are matched in normal form, here `{normal}`")),
+        Ok(normal) => {
+            return Err(format!("can never match: requests are matched in normal form, here `{normal}`"));
+        }
         Err(error) => return Err(error.to_string()),
     }
     Ok(match written.strip_suffix('*') {

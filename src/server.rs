@@ -158,15 +158,15 @@ where
 pub fn catch_hangups() -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     // The handler stays when the runtime has gone.
-    runtime.block_on(async { tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()).map(drop) })
+    runtime
+        .block_on(async { tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()).map(drop) })
 }
 
+/// A store, what drives it, and which kind it is.
+type Stored = (Arc<dyn Store>, Option<Driver>, &'static str);
+
 /// The store that the configuration names, and what drives it.
-fn store(
-    config: &Config,
-    memory: &Arc<MemoryStore>,
-    metrics: &Metrics,
-) -> Result<(Arc<dyn Store>, Option<Driver>, &'static str), StartError> {
+fn store(config: &Config, memory: &Arc<MemoryStore>, metrics: &Metrics) -> Result<Stored, StartError> {
     let Some(redis) = &config.store.redis else {
         metrics.store.connected.set(1);
         return Ok((Arc::clone(memory) as Arc<dyn Store>, None, "memory"));
@@ -228,7 +228,10 @@ struct NoService;
 
 #[async_trait::async_trait]
 impl ServeHttp for NoService {
-    async fn response(&self, _session: &mut pingora::protocols::http::ServerSession) -> http::Response<Vec<u8>> {
+    async fn response(
+        &self,
+        _session: &mut pingora::protocols::http::ServerSession,
+    ) -> http::Response<Vec<u8>> {
         http::Response::new(Vec::new())
     }
 }

@@ -88,7 +88,9 @@ impl Snapshot {
         }
         let key = match known {
             Some(known) => self.key(&known.part, route),
-            None if tenant == crate::identity::ANONYMOUS => self.key(&Part::known(tenant, &self.hasher), route),
+            None if tenant == crate::identity::ANONYMOUS => {
+                self.key(&Part::known(tenant, &self.hasher), route)
+            }
             None => self.key(&self.hasher.part(tenant), route),
         };
         smallvec![Check {
@@ -171,7 +173,11 @@ impl<'a> Building<'a> {
                 Some(id) => Some(*id),
                 None => {
                     let message = format!("there is no route with the id `{}`", written.value);
-                    self.faults.push(Fault::new(written.place, format!("rules.rows[{index}].route"), message));
+                    self.faults.push(Fault::new(
+                        written.place,
+                        format!("rules.rows[{index}].route"),
+                        message,
+                    ));
                     return;
                 }
             },
@@ -202,13 +208,20 @@ impl<'a> Building<'a> {
 
     /// A cost above the capacity could never pass: a fault here, not a refusal for ever.
     fn check_costs(&mut self, config: &Config, routes: &RouteTable) {
-        let expensive: Vec<(usize, &Route)> =
-            routes.all().iter().enumerate().filter(|(_, route)| route.cost > 1 && route.tenant_rule).collect();
+        let expensive: Vec<(usize, &Route)> = routes
+            .all()
+            .iter()
+            .enumerate()
+            .filter(|(_, route)| route.cost > 1 && route.tenant_rule)
+            .collect();
         for (index, route) in expensive {
             let Some(id) = RouteId::from_index(index) else { continue };
             let too_dear = |capacity: u64| {
                 (route.cost > capacity).then(|| {
-                    format!("{capacity} is below the cost {} of the route `{}`: it could never pass", route.cost, route.id)
+                    format!(
+                        "{capacity} is below the cost {} of the route `{}`: it could never pass",
+                        route.cost, route.id
+                    )
                 })
             };
             let mut any_tenant_row = false;
@@ -227,8 +240,13 @@ impl<'a> Building<'a> {
             }
             let default = &config.rules.default;
             if let Some(message) = too_dear(default.value.capacity()).filter(|_| !any_tenant_row) {
-                let place = config.routes.get(index.wrapping_sub(1)).map_or(default.place, |route| route.cost.place);
-                self.faults.push(Fault::new(place, format!("routes[{}].cost", index - 1), format!("rules.default.capacity {message}")));
+                let place =
+                    config.routes.get(index.wrapping_sub(1)).map_or(default.place, |route| route.cost.place);
+                self.faults.push(Fault::new(
+                    place,
+                    format!("routes[{}].cost", index - 1),
+                    format!("rules.default.capacity {message}"),
+                ));
             }
         }
     }

@@ -39,7 +39,11 @@ pub fn load_again(
     config.map(|config| (config, snapshot)).ok_or_else(Vec::new)
 }
 
-fn build(config: Option<Config>, mut faults: Vec<Fault>, revision: u64) -> Result<(Config, Snapshot), Vec<Fault>> {
+fn build(
+    config: Option<Config>,
+    mut faults: Vec<Fault>,
+    revision: u64,
+) -> Result<(Config, Snapshot), Vec<Fault>> {
     if let Some(config) = config {
         if let Some(redis) = &config.store.redis
             && let Err(error) = RedisStore::check_url(&redis.url.value.0)

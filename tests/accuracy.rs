@@ -18,7 +18,9 @@ fn storm(gateways: &[Gateway], count: usize) -> (usize, Duration) {
             client.ask("GET", "/", "shop-a").status
         };
         let threads: Vec<_> = (0..count)
-            .map(|index| thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, move || ask(index)).unwrap())
+            .map(|index| {
+                thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, move || ask(index)).unwrap()
+            })
             .collect();
         barrier.wait();
         let started = Instant::now();
@@ -58,7 +60,10 @@ fn a_thousand_parallel_requests_in_memory() {
 fn clocks_five_seconds_apart_mint_nothing() {
     let (redis, upstream) = (Redis::start(), Upstream::start());
     let rules = everything_to(&upstream, "  rows: [{tenant: shop-a, capacity: 10, refill_per_second: 10}]");
-    let library = ["/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1", "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1"];
+    let library = [
+        "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
+        "/usr/lib/aarch64-linux-gnu/faketime/libfaketime.so.1",
+    ];
     let library = library.into_iter().find(|path| std::path::Path::new(path).exists());
     let library = library.expect("libfaketime is installed (./test installs it)");
     let wrong = |offset| {
@@ -67,7 +72,9 @@ fn clocks_five_seconds_apart_mint_nothing() {
     };
     let gateways = [wrong("+5s"), Gateway::start(&on(&redis), &rules)];
     let mut clients: Vec<_> = gateways.iter().map(|gateway| Connection::open(gateway.port)).collect();
-    let date = |client: &mut Connection| client.ask("GET", "/", "nobody").header("date").unwrap_or_default().to_owned();
+    let date = |client: &mut Connection| {
+        client.ask("GET", "/", "nobody").header("date").unwrap_or_default().to_owned()
+    };
     let shown = (date(&mut clients[0]), date(&mut clients[1]));
     let _ = shown;
     let started = Instant::now();
@@ -96,7 +103,8 @@ fn who_honours_retry_after_is_admitted() {
             format!("    - {{tenant: t{index}, capacity: {capacity}, refill_per_second: {rate}}}")
         })
         .collect();
-    let gateway = Gateway::start(&on(&redis), &everything_to(&upstream, &format!("  rows:\n{}", rows.join("\n"))));
+    let gateway =
+        Gateway::start(&on(&redis), &everything_to(&upstream, &format!("  rows:\n{}", rows.join("\n"))));
     thread::scope(|scope| {
         for index in 0..20 {
             let port = gateway.port;
@@ -106,7 +114,8 @@ fn who_honours_retry_after_is_admitted() {
                 let refused = refused.expect("a refusal");
                 let wait = refused.number("retry-after");
                 // B131: one time, in seconds, in every header.
-                let told = refused.header("ratelimit").unwrap().rsplit_once("t=").unwrap().1.parse::<u64>().unwrap();
+                let told =
+                    refused.header("ratelimit").unwrap().rsplit_once("t=").unwrap().1.parse::<u64>().unwrap();
                 assert!(told.abs_diff(wait) <= 1 && wait >= 1);
                 thread::sleep(Duration::from_secs(wait));
                 assert_eq!(get(port, "/", &key).status, 200, "{key} waited {wait} s");

@@ -81,7 +81,11 @@ routes:
         ("/%", "a", 400, "0"),
     ] {
         let answer = gateway.get(path, key);
-        assert_eq!((answer.status, answer.header("x-ratelimit-remaining")), (status, Some(remaining)), "{path}");
+        assert_eq!(
+            (answer.status, answer.header("x-ratelimit-remaining")),
+            (status, Some(remaining)),
+            "{path}"
+        );
         if status != 200 {
             assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{path}");
             assert_eq!(answer.json()["status"], status);
@@ -100,9 +104,21 @@ fn the_families_of_headers_are_chosen() {
     let rest = everything_to(&upstream, "  rows: [{tenant: a, capacity: 100, refill_per_second: 100/m}]");
     for (families, present, absent) in [
         ("[]", vec![], vec!["x-ratelimit-limit", "ratelimit-limit", "ratelimit", "ratelimit-policy"]),
-        ("[x-ratelimit]", vec!["x-ratelimit-limit", "x-ratelimit-reset"], vec!["ratelimit-limit", "ratelimit"]),
-        ("[ratelimit-legacy]", vec!["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"], vec!["x-ratelimit-limit", "ratelimit"]),
-        ("[ratelimit-draft]", vec!["ratelimit-policy", "ratelimit"], vec!["x-ratelimit-limit", "ratelimit-limit"]),
+        (
+            "[x-ratelimit]",
+            vec!["x-ratelimit-limit", "x-ratelimit-reset"],
+            vec!["ratelimit-limit", "ratelimit"],
+        ),
+        (
+            "[ratelimit-legacy]",
+            vec!["ratelimit-limit", "ratelimit-remaining", "ratelimit-reset"],
+            vec!["x-ratelimit-limit", "ratelimit"],
+        ),
+        (
+            "[ratelimit-draft]",
+            vec!["ratelimit-policy", "ratelimit"],
+            vec!["x-ratelimit-limit", "ratelimit-limit"],
+        ),
     ] {
         let rest = rest.replace("[x-ratelimit, ratelimit-legacy, ratelimit-draft]", families);
         let gateway = Gateway::start("memory", &rest);
@@ -155,7 +171,10 @@ fn the_body_of_a_refused_request_is_not_the_next_request() {
         assert_eq!(client.ask("GET", "/", "shop-a").status, 200);
     }
     let smuggled = "GET /smuggled HTTP/1.1\r\nHost: gateway.test\r\nX-Api-Key: other\r\n\r\n";
-    let head = format!("POST / HTTP/1.1\r\nHost: gateway.test\r\nX-Api-Key: shop-a\r\nContent-Length: {}\r\n\r\n", smuggled.len());
+    let head = format!(
+        "POST / HTTP/1.1\r\nHost: gateway.test\r\nX-Api-Key: shop-a\r\nContent-Length: {}\r\n\r\n",
+        smuggled.len()
+    );
     client.send(&head);
     assert_eq!(client.response().status, 429);
     client.send(smuggled);
@@ -190,7 +209,18 @@ fn a_large_upload_sees_its_refusal() {
     std::fs::write(&file, vec![b'x'; 50 * 1024 * 1024]).unwrap();
     for round in 0..20 {
         let output = std::process::Command::new("curl")
-            .args(["-s", "-o", "/dev/null", "-w", "%{http_code}", "-H", "X-Api-Key: shop-a", "-H", "Expect:", "-T"])
+            .args([
+                "-s",
+                "-o",
+                "/dev/null",
+                "-w",
+                "%{http_code}",
+                "-H",
+                "X-Api-Key: shop-a",
+                "-H",
+                "Expect:",
+                "-T",
+            ])
             .arg(&file)
             .arg(format!("http://127.0.0.1:{}/", gateway.port))
             .output()
@@ -206,7 +236,8 @@ fn an_upload_that_waits_for_100_continue_is_refused_before_it_begins() {
     let upstream = Upstream::start();
     let gateway = small(&upstream);
     let mut client = Connection::open(gateway.port);
-    client.send("PUT / HTTP/1.1\r\nHost: gateway.test\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n");
+    client
+        .send("PUT / HTTP/1.1\r\nHost: gateway.test\r\nContent-Length: 1000\r\nExpect: 100-continue\r\n\r\n");
     let answer = client.response();
     assert_eq!((answer.status, answer.header("connection")), (401, Some("close")));
     assert_eq!(upstream.count(), 0);
@@ -222,12 +253,14 @@ fn what_is_ambiguous_on_the_wire_is_refused() {
         format!("GET / HTTP/1.1\r\nHost:\r\n{key}\r\n"),
         format!("GET / HTTP/1.1\r\nHost: a b\r\n{key}\r\n"),
         format!("GET / HTTP/1.1\r\nHost: a/../b?c\r\n{key}\r\n"),
-        format!("POST / HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"),
+        format!(
+            "POST / HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        ),
         format!("POST / HTTP/1.1\r\nHost: a\r\n{key}Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
         format!("POST / HTTP/1.1\r\nHost: a\r\n{key}Transfer-Encoding: identity\r\n\r\n"),
         format!("POST / HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc"),
         format!("POST / HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 3, 3\r\n\r\nabc"),
-        format!("GET / HTTP/1.1\r\nHost: a\nX-Api-Key: a\r\n\r\n"),
+        "GET / HTTP/1.1\r\nHost: a\nX-Api-Key: a\r\n\r\n".to_string(),
         format!("GET /a\\b HTTP/1.1\r\nHost: a\r\n{key}\r\n"),
         format!("GET /%00 HTTP/1.1\r\nHost: a\r\n{key}\r\n"),
         format!("GET /../x HTTP/1.1\r\nHost: a\r\n{key}\r\n"),
@@ -265,15 +298,30 @@ rules:
         ),
     );
     let spellings = [
-        "/login", "//login", "/./login", "/x/../login", "/%6cogin", "/%6Cogin", "/x/%2e%2e/login", "/x/.%2E/login",
-        "///login", "/login?x=1", "http://gateway.test/login", "http://gateway.test//login?x=1",
+        "/login",
+        "//login",
+        "/./login",
+        "/x/../login",
+        "/%6cogin",
+        "/%6Cogin",
+        "/x/%2e%2e/login",
+        "/x/.%2E/login",
+        "///login",
+        "/login?x=1",
+        "http://gateway.test/login",
+        "http://gateway.test//login?x=1",
     ];
     let admitted = spellings.iter().filter(|path| gateway.get(path, "a").status == 200).count();
     assert_eq!(admitted, 3);
     for head in upstream.heads() {
-        assert!(head.starts_with("GET /login HTTP/1.1\r\n") || head.starts_with("GET /login?x=1 HTTP/1.1\r\n"), "{head}");
+        assert!(
+            head.starts_with("GET /login HTTP/1.1\r\n") || head.starts_with("GET /login?x=1 HTTP/1.1\r\n"),
+            "{head}"
+        );
     }
-    for (path, forwarded) in [("/a%2fb//c", "/a%2Fb/c"), ("/q?a=//b/../%61", "/q?a=//b/../%61"), ("/;x=1", "/;x=1")] {
+    for (path, forwarded) in
+        [("/a%2fb//c", "/a%2Fb/c"), ("/q?a=//b/../%61", "/q?a=//b/../%61"), ("/;x=1", "/;x=1")]
+    {
         assert_eq!(gateway.get(path, "a").status, 200);
         let head = upstream.heads().pop().unwrap();
         assert!(head.starts_with(&format!("GET {forwarded} HTTP/1.1\r\n")), "{head}");
@@ -291,7 +339,9 @@ fn strange_keys() {
     let ask = |lines: &[u8]| {
         let mut client = Connection::open(gateway.port);
         client.send([b"GET / HTTP/1.1\r\nHost: gateway.test\r\n", lines, b"\r\n"].concat());
-        client.try_response(false).map(|answer| (answer.status, answer.header("x-ratelimit-remaining").map(str::to_owned)))
+        client
+            .try_response(false)
+            .map(|answer| (answer.status, answer.header("x-ratelimit-remaining").map(str::to_owned)))
     };
     let long = |length| format!("X-Api-Key: {}\r\n", "k".repeat(length));
     let fresh = Some((200, Some("19".to_owned())));

@@ -38,7 +38,8 @@ fn every_bad_config_is_told_what_is_wrong_with_it() {
         assert!(output.stdout.is_empty());
         // Every line has the place: file:line:column.
         for line in said.lines().filter(|line| !line.ends_with(" fault") && !line.ends_with(" faults")) {
-            let place = line.strip_prefix(&relative.display().to_string()).unwrap_or_else(|| panic!("{line}"));
+            let place =
+                line.strip_prefix(&relative.display().to_string()).unwrap_or_else(|| panic!("{line}"));
             let mut parts = place.split(':').skip(1);
             let number = |part: Option<&str>| part.and_then(|part| part.trim().parse::<u32>().ok());
             assert!(number(parts.next()) > Some(0) && number(parts.next()) > Some(0), "no place: {line}");
@@ -92,7 +93,11 @@ fn the_schema_is_the_readers() {
     let mut todo = vec![(String::new(), &schema)];
     while let Some((path, node)) = todo.pop() {
         if let Some(properties) = node["properties"].as_object() {
-            let known: Vec<&str> = known_keys(&path).unwrap_or_else(|| panic!("cannot reach {path}")).leak().split(", ").collect();
+            let known: Vec<&str> = known_keys(&path)
+                .unwrap_or_else(|| panic!("cannot reach {path}"))
+                .leak()
+                .split(", ")
+                .collect();
             let mut in_schema: Vec<&str> = properties.keys().map(String::as_str).collect();
             let mut in_reader = known.clone();
             in_schema.sort_unstable();

@@ -33,13 +33,12 @@ pub fn check(name: &str, capacity: u64, rate: &str, cost: u64) -> Check {
 pub struct Running {
     pub store: Arc<dyn Store>,
     pub runtime: tokio::runtime::Runtime,
-    pub metrics: Metrics,
 }
 
 impl Running {
     pub fn memory() -> Self {
         let store = Arc::new(MemoryStore::new(10_000, Arc::new(SystemClock::start())));
-        Self { store, runtime: runtime(), metrics: Metrics::new().unwrap() }
+        Self { store, runtime: runtime() }
     }
 
     pub fn redis(url: &str, timeout: Duration) -> Self {
@@ -47,7 +46,7 @@ impl Running {
         let (store, driver) = RedisStore::new(url, timeout, metrics.store.clone()).unwrap();
         runtime.spawn(driver.run());
         eventually("a connection to Redis", || store.is_up().then_some(()));
-        Self { store: Arc::new(store), runtime, metrics }
+        Self { store: Arc::new(store), runtime }
     }
 
     pub fn take(&self, checks: &[Check]) -> Verdicts {
@@ -128,7 +127,7 @@ fn all_or_none(store: &Running) {
     let (user, site) = (check("user", 5, "1/h", 1), check("site", 100, "1/h", 1));
     for step in 0..50 {
         let verdicts = store.take(&[user.clone(), site.clone()]);
-        assert_eq!(verdicts.iter().all(|verdict| verdict.is_allowed()), step < 5);
+        assert_eq!(verdicts.iter().all(tollgate::limit::Verdict::is_allowed), step < 5);
     }
     let verdicts = store.take(&[user, site]);
     assert_eq!((verdicts[0].outcome, verdicts[1].outcome), (Outcome::Refused, Outcome::Allowed));

@@ -19,7 +19,13 @@ fn the_demo_does_what_it_says() {
     while !text.contains("Ctrl-C") {
         assert!(said.read_line(&mut text).unwrap() > 0, "{text}");
     }
-    for expect in [format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{admin}"), "1. ".into(), "2. ".into(), "3. ".into()] {
+    for expect in [
+        format!("http://127.0.0.1:{port}"),
+        format!("http://127.0.0.1:{admin}"),
+        "1. ".into(),
+        "2. ".into(),
+        "3. ".into(),
+    ] {
         assert!(text.contains(&expect), "{expect} not in {text}");
     }
     eventually("the demo", || TcpStream::connect(("127.0.0.1", port)).is_ok().then_some(()));

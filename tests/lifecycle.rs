@@ -61,7 +61,10 @@ fn two_hundred_reloads_under_load() {
     assert_eq!(gateway.metric("tollgate_config_reloads_total{outcome=\"rejected\"}"), 1);
     assert_eq!(gateway.get("/", "busy").status, 200);
     let log = gateway.log();
-    assert!(log.contains("configuration not reloaded") && log.contains("tollgate.yaml has 1 faults: 5:"), "{log}");
+    assert!(
+        log.contains("configuration not reloaded") && log.contains("tollgate.yaml has 1 faults: 5:"),
+        "{log}"
+    );
     let status = get(gateway.admin, "/api/v1/status", "").json();
     assert!(status["last_reload_error"].as_str().unwrap().contains("not YAML"), "{status}");
 }
@@ -69,7 +72,10 @@ fn two_hundred_reloads_under_load() {
 #[test]
 fn a_reload_swaps_routes_upstreams_rules_and_log_level() {
     let (one, two) = (Upstream::start(), Upstream::start());
-    let gateway = Gateway::start("memory", &everything_to(&one, "  rows: [{tenant: a, capacity: 5, refill_per_second: 1/h}]"));
+    let gateway = Gateway::start(
+        "memory",
+        &everything_to(&one, "  rows: [{tenant: a, capacity: 5, refill_per_second: 1/h}]"),
+    );
     let mut kept = Connection::open(gateway.port);
     assert_eq!(kept.ask("GET", "/", "a").header("x-ratelimit-remaining"), Some("4"));
     gateway.write(&format!(
@@ -92,10 +98,12 @@ log: {{level: debug}}
 #[test]
 fn reload_over_http_needs_the_token() {
     let upstream = Upstream::start();
-    let gateway = Gateway::start("memory", &everything_to(&upstream, "  default: {capacity: 9, refill_per_second: 1}"));
+    let gateway =
+        Gateway::start("memory", &everything_to(&upstream, "  default: {capacity: 9, refill_per_second: 1}"));
     let post = |authorization: &str| {
         let mut client = Connection::open(gateway.admin);
-        client.send(format!("POST /-/reload HTTP/1.1\r\nHost: a\r\n{authorization}Content-Length: 0\r\n\r\n"));
+        client
+            .send(format!("POST /-/reload HTTP/1.1\r\nHost: a\r\n{authorization}Content-Length: 0\r\n\r\n"));
         client.response()
     };
     assert_eq!(post("").status, 401);
@@ -107,7 +115,11 @@ fn reload_over_http_needs_the_token() {
     gateway.write("nonsense: 1\n");
     let rejected = post(&bearer);
     assert_eq!(rejected.status, 422);
-    assert!(rejected.json()["error"].as_str().unwrap().contains("5:1: unknown key `nonsense`"), "{}", rejected.body);
+    assert!(
+        rejected.json()["error"].as_str().unwrap().contains("5:1: unknown key `nonsense`"),
+        "{}",
+        rejected.body
+    );
     assert_eq!(get(gateway.admin, "/-/reload", "").status, 405);
     assert_eq!(gateway.get("/", "a").header("x-ratelimit-limit"), Some("9"));
 }
@@ -155,7 +167,8 @@ fn sigterm_ends_when_nothing_is_in_flight() {
 #[test]
 fn sighup_never_kills() {
     let upstream = Upstream::start();
-    let mut gateway = Gateway::start("memory", &everything_to(&upstream, "  default: {capacity: 9, refill_per_second: 1}"));
+    let mut gateway =
+        Gateway::start("memory", &everything_to(&upstream, "  default: {capacity: 9, refill_per_second: 1}"));
     for _ in 0..20 {
         gateway.signal("HUP");
     }
@@ -167,7 +180,10 @@ fn sighup_never_kills() {
 #[test]
 fn the_admin_listener() {
     let upstream = Upstream::start();
-    let gateway = Gateway::start("memory", &everything_to(&upstream, "  default: {capacity: 1, refill_per_second: 1/h}"));
+    let gateway = Gateway::start(
+        "memory",
+        &everything_to(&upstream, "  default: {capacity: 1, refill_per_second: 1/h}"),
+    );
     gateway.get("/", "a");
     gateway.get("/", "a");
     let ask = |path: &str| get(gateway.admin, path, "");
@@ -189,9 +205,13 @@ fn the_admin_listener() {
     }
     // B157: requests are admitted plus refused, in whatever way they are counted.
     let decisions = |outcome: &str| {
-        gateway.metric(&format!("tollgate_decisions_total{{basis=\"store\",outcome=\"{outcome}\",route=\"all\",rule=\"default\"}}"))
+        gateway.metric(&format!(
+            "tollgate_decisions_total{{basis=\"store\",outcome=\"{outcome}\",route=\"all\",rule=\"default\"}}"
+        ))
     };
-    let responses = |class: &str| gateway.metric(&format!("tollgate_responses_total{{route=\"all\",status=\"{class}\"}}"));
+    let responses = |class: &str| {
+        gateway.metric(&format!("tollgate_responses_total{{route=\"all\",status=\"{class}\"}}"))
+    };
     assert_eq!((decisions("admitted"), decisions("refused")), (1, 1));
     assert_eq!((responses("2xx"), responses("4xx")), (1, 1));
 }
@@ -207,7 +227,11 @@ fn an_address_in_use_is_said_with_its_place() {
         crate::harness::free_port()
     );
     std::fs::write(&file, text).unwrap();
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_tollgate")).args(["serve", "--config"]).arg(&file).output().unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["serve", "--config"])
+        .arg(&file)
+        .output()
+        .unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1));
     assert!(error.contains("a.yaml:1:23: cannot listen on 127.0.0.1:"), "{error}");

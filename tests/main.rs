@@ -6,8 +6,10 @@
     clippy::expect_used,
     clippy::panic,
     clippy::disallowed_methods,
-    clippy::print_stdout,
     clippy::print_stderr,
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    clippy::case_sensitive_file_extension_comparisons,
     reason = "tests may stop at the first thing that is not as it must be"
 )]
 

@@ -56,13 +56,18 @@ fn module(path: &Path) -> String {
 
 /// Lines of code: without comments and tests.
 fn code(text: &str) -> impl Iterator<Item = &str> {
-    text.lines().take_while(|line| *line != "#[cfg(test)]").filter(|line| !line.trim_start().starts_with("//"))
+    text.lines()
+        .take_while(|line| *line != "#[cfg(test)]")
+        .filter(|line| !line.trim_start().starts_with("//"))
 }
 
 #[test]
 fn imports_go_only_downward() {
-    let layer: HashMap<&str, usize> =
-        LAYERS.iter().enumerate().flat_map(|(layer, modules)| modules.iter().map(move |module| (*module, layer))).collect();
+    let layer: HashMap<&str, usize> = LAYERS
+        .iter()
+        .enumerate()
+        .flat_map(|(layer, modules)| modules.iter().map(move |module| (*module, layer)))
+        .collect();
     for (path, text) in sources("src") {
         let own = module(&path);
         if matches!(own.as_str(), "lib" | "main" | TOP) || path.ends_with("tests.rs") {
@@ -70,15 +75,25 @@ fn imports_go_only_downward() {
         }
         let own_layer = *layer.get(&*own).unwrap_or_else(|| panic!("{} is in no layer", path.display()));
         for line in code(&text) {
-            for (_, rest) in line.match_indices("crate::").map(|(at, found)| line.split_at(at + found.len())) {
+            for (_, rest) in line.match_indices("crate::").map(|(at, found)| line.split_at(at + found.len()))
+            {
                 let names = match rest.strip_prefix('{') {
-                    Some(list) => list.split(',').map(|name| name.trim().split("::").next().unwrap_or_default()).collect(),
-                    None => vec![rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default()],
+                    Some(list) => list
+                        .split(',')
+                        .map(|name| name.trim().split("::").next().unwrap_or_default())
+                        .collect(),
+                    None => vec![
+                        rest.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default(),
+                    ],
                 };
                 for name in names {
                     let Some(other) = layer.get(name.trim_end_matches(['}', ';'])) else { continue };
                     let sibling = *other == own_layer && name != own;
-                    assert!(*other <= own_layer && !sibling, "{}: {own} imports {name}: {line}", path.display());
+                    assert!(
+                        *other <= own_layer && !sibling,
+                        "{}: {own} imports {name}: {line}",
+                        path.display()
+                    );
                 }
             }
         }
@@ -104,7 +119,11 @@ fn libraries_stay_behind_their_seams() {
             });
             assert!(!named || allowed.contains(&&*own), "{} names {library}", path.display());
             let store_file = path.starts_with("src/store") && library == "redis";
-            assert!(!named || !store_file || path.to_str().unwrap().contains("redis"), "{} names redis", path.display());
+            assert!(
+                !named || !store_file || path.to_str().unwrap().contains("redis"),
+                "{} names redis",
+                path.display()
+            );
         }
     }
 }
@@ -118,7 +137,16 @@ fn the_core_is_pure() {
             continue;
         }
         for line in code(&text) {
-            for forbidden in [".await", "async fn", "Mutex", "RwLock", "Instant::", "SystemTime", "std::net::Tcp", "tokio::"] {
+            for forbidden in [
+                ".await",
+                "async fn",
+                "Mutex",
+                "RwLock",
+                "Instant::",
+                "SystemTime",
+                "std::net::Tcp",
+                "tokio::",
+            ] {
                 assert!(!line.contains(forbidden), "{}: {line}", path.display());
             }
             let reads_environment = line.contains("std::env") && !path.ends_with("config/env.rs");
@@ -135,7 +163,11 @@ fn only_the_composition_root_gets_the_whole_configuration() {
         if ["config", "snapshot", "proxy", "reload", "source", "server", "cli"].contains(&&*own) {
             continue;
         }
-        assert!(!code(&text).any(|line| line.contains("&Config") || line.contains(": Config")), "{}", path.display());
+        assert!(
+            !code(&text).any(|line| line.contains("&Config") || line.contains(": Config")),
+            "{}",
+            path.display()
+        );
     }
 }
 
@@ -143,10 +175,22 @@ fn only_the_composition_root_gets_the_whole_configuration() {
 fn files_have_names_and_one_subject() {
     for (path, text) in sources("src").into_iter().chain(sources("tests")) {
         let name = path.file_name().unwrap().to_str().unwrap();
-        assert!(!["util.rs", "utils.rs", "common.rs", "helpers.rs", "misc.rs", "mod.rs", "types.rs"].contains(&name), "{}", path.display());
+        assert!(
+            !["util.rs", "utils.rs", "common.rs", "helpers.rs", "misc.rs", "mod.rs", "types.rs"]
+                .contains(&name),
+            "{}",
+            path.display()
+        );
         assert!(text.lines().count() <= 700, "{} is too long", path.display());
         assert!(!text.contains("#[ign\u{6f}re"), "{}: an ignored test is a skipped test", path.display());
-        assert!(text.lines().all(|line| !line.contains("use super::super") && !line.ends_with("::*;") || path.ends_with("tests.rs") || line.contains("use super::*") || line.contains("prelude::*")), "{}: a glob import", path.display());
+        assert!(
+            text.lines().all(|line| !line.contains("use super::super") && !line.ends_with("::*;")
+                || path.ends_with("tests.rs")
+                || line.contains("use super::*")
+                || line.contains("prelude::*")),
+            "{}: a glob import",
+            path.display()
+        );
     }
 }
 
@@ -154,7 +198,11 @@ fn files_have_names_and_one_subject() {
 fn allowances_carry_a_reason() {
     for (path, text) in sources("src").into_iter().chain(sources("tests")) {
         for line in text.lines().map(str::trim_start).filter(|line| !line.starts_with("//")) {
-            assert!(!line.starts_with("#[allow") && !line.starts_with("#![allow"), "{}: use #[expect(.., reason)]", path.display());
+            assert!(
+                !line.starts_with("#[allow") && !line.starts_with("#![allow"),
+                "{}: use #[expect(.., reason)]",
+                path.display()
+            );
         }
     }
 }
@@ -171,7 +219,9 @@ fn the_map_is_true() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(map.contains(&name), "ARCHITECTURE.md does not name {name}");
     }
-    for path in map.split(['`', '(', ')', ' ', '\n']).filter(|word| word.contains('/') && (word.ends_with(".rs") || word.ends_with(".lua") || word.ends_with(".md"))) {
+    for path in map.split(['`', '(', ')', ' ', '\n']).filter(|word| {
+        word.contains('/') && (word.ends_with(".rs") || word.ends_with(".lua") || word.ends_with(".md"))
+    }) {
         assert!(root().join(path).exists(), "ARCHITECTURE.md names {path}");
     }
 }

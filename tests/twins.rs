@@ -92,8 +92,7 @@ impl Twins {
                 10..20 => now.plus_micros(random.below(20_000)),
                 _ => now,
             };
-            let flight: Vec<Checks> =
-                (0..1 + random.below(8)).map(|_| request(&mut random, &rules)).collect();
+            let flight: Vec<Checks> = (0..=random.below(8)).map(|_| request(&mut random, &rules)).collect();
             requests += flight.len();
             self.agree(&flight, now).map_err(|difference| format!("seed {seed}: {difference}"))?;
         }
@@ -101,9 +100,22 @@ impl Twins {
     }
 }
 
-const CAPACITIES: [u64; 12] = [1, 2, 3, 10, 20, 200, 1_000_000, 1_000_000_000, 1_000_000_001, 1 << 40, (1 << 53) - 1, 1 << 53];
-const RATES: [&str; 12] =
-    ["10", "1/m", "5/m", "1/15s", "0.333", "33.333", "1000/h", "7/3s", "100", "1000000", "700000", "3000000000"];
+const CAPACITIES: [u64; 12] =
+    [1, 2, 3, 10, 20, 200, 1_000_000, 1_000_000_000, 1_000_000_001, 1 << 40, (1 << 53) - 1, 1 << 53];
+const RATES: [&str; 12] = [
+    "10",
+    "1/m",
+    "5/m",
+    "1/15s",
+    "0.333",
+    "33.333",
+    "1000/h",
+    "7/3s",
+    "100",
+    "1000000",
+    "700000",
+    "3000000000",
+];
 
 /// One to three different buckets.
 fn request(random: &mut Random, rules: &[(u64, &str)]) -> Checks {

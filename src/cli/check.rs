@@ -32,7 +32,13 @@ fn check(path: &Path) -> bool {
     match source::load(&text, &env::process, 1) {
         Ok((config, snapshot)) => {
             for warning in warnings(&config) {
-                eprintln!("{}:{}: warning: {}: {}", path.display(), warning.place, warning.field, warning.message);
+                eprintln!(
+                    "{}:{}: warning: {}: {}",
+                    path.display(),
+                    warning.place,
+                    warning.field,
+                    warning.message
+                );
             }
             println!("{}: ok: {}", path.display(), summary(&config, &snapshot));
             true

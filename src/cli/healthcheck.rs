@@ -14,7 +14,8 @@ pub(super) fn run(url: &str) -> anyhow::Result<ExitCode> {
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
     let address = host.to_socket_addrs().with_context(|| format!("expected host:port in {url}"))?.next();
     let address = address.with_context(|| format!("{host} has no address"))?;
-    let mut stream = TcpStream::connect_timeout(&address, WITHIN).with_context(|| format!("{host} does not listen"))?;
+    let mut stream =
+        TcpStream::connect_timeout(&address, WITHIN).with_context(|| format!("{host} does not listen"))?;
     stream.set_read_timeout(Some(WITHIN))?;
     stream.set_write_timeout(Some(WITHIN))?;
     write!(stream, "GET /{path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n")?;

@@ -23,15 +23,39 @@ const ON_STORE_FAILURE: [(&str, OnStoreFailure); 3] =
     [("local", OnStoreFailure::Local), ("allow", OnStoreFailure::Allow), ("deny", OnStoreFailure::Deny)];
 
 pub(super) fn config(root: &Node<'_>, r: &mut Reading<'_>) -> Config {
-    let [threads, drain, listeners, admin, store, cluster, identity, upstreams, routes, rules, hot_keys, headers, log] =
-        r.fields(
-            root,
-            "",
-            [
-                "threads", "drain", "listeners", "admin", "store", "cluster", "identity", "upstreams", "routes",
-                "rules", "hot_keys", "headers", "log",
-            ],
-        );
+    let [
+        threads,
+        drain,
+        listeners,
+        admin,
+        store,
+        cluster,
+        identity,
+        upstreams,
+        routes,
+        rules,
+        hot_keys,
+        headers,
+        log,
+    ] = r.fields(
+        root,
+        "",
+        [
+            "threads",
+            "drain",
+            "listeners",
+            "admin",
+            "store",
+            "cluster",
+            "identity",
+            "upstreams",
+            "routes",
+            "rules",
+            "hot_keys",
+            "headers",
+            "log",
+        ],
+    );
     let mut warnings = Vec::new();
     let store = store_of(store, r, &mut warnings);
     let gateways = cluster.and_then(|node| gateways_of(node, r, &mut warnings));
@@ -83,7 +107,8 @@ fn address(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Placed<S
     match text.parse() {
         Ok(address) => Some(placed(node, address)),
         Err(_) => {
-            let message = format!("expected an address such as 0.0.0.0:8080 or [::]:8080, got {}", node.describe());
+            let message =
+                format!("expected an address such as 0.0.0.0:8080 or [::]:8080, got {}", node.describe());
             r.fault(node.place, field, message);
             None
         }
@@ -120,7 +145,11 @@ fn certificate_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<C
     let field = join(field, "certificates");
     let certificates = r.required(node, &field, certificates)?;
     let [only] = r.list(certificates, &field) else {
-        r.fault(certificates.place, &field, "expected one certificate (this version serves one per listener)");
+        r.fault(
+            certificates.place,
+            &field,
+            "expected one certificate (this version serves one per listener)",
+        );
         return None;
     };
     let field = format!("{field}[0]");
@@ -159,7 +188,9 @@ fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>, warnings: &mut Vec<Fau
     }
     if let Some(node) = memory {
         let [max_keys] = r.fields(node, "store.memory", ["max_keys"]);
-        if let Some((node, keys)) = max_keys.and_then(|node| Some((node, r.whole(node, "store.memory.max_keys")?))) {
+        if let Some((node, keys)) =
+            max_keys.and_then(|node| Some((node, r.whole(node, "store.memory.max_keys")?)))
+        {
             if (1..=1_000_000_000).contains(&keys) {
                 store.max_keys = keys as usize;
             } else {
@@ -197,7 +228,10 @@ fn redis_of(node: &Node<'_>, r: &mut Reading<'_>, store: &mut Store) {
     if let Some(node) = key_prefix {
         let name = r.name(node, "store.redis.key_prefix");
         match name {
-            Some(name) if name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-:".contains(&b)) && name.len() <= 32 => {
+            Some(name)
+                if name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-:".contains(&b))
+                    && name.len() <= 32 =>
+            {
                 store.key_prefix = name;
             }
             Some(_) => r.fault(
@@ -217,13 +251,19 @@ fn redis_of(node: &Node<'_>, r: &mut Reading<'_>, store: &mut Store) {
             Some(timeout)
         })
         .unwrap_or(Duration::from_millis(5));
-    let url_node = if cluster.or(sentinel).is_some() { url } else { r.required(node, "store.redis.url", url) };
+    let url_node =
+        if cluster.or(sentinel).is_some() { url } else { r.required(node, "store.redis.url", url) };
     let Some(url_node) = url_node else { return };
     let Some(url) = r.text(url_node, "store.redis.url") else { return };
     if !url.starts_with("redis://") && !url.starts_with("unix://") {
-        let what = if url.starts_with("rediss://") { "TLS to Redis is not available in this version: " } else { "" };
+        let what =
+            if url.starts_with("rediss://") { "TLS to Redis is not available in this version: " } else { "" };
         // The text itself may hold a password, so it is not shown.
-        r.fault(url_node.place, "store.redis.url", format!("{what}expected redis://host:port or unix://path"));
+        r.fault(
+            url_node.place,
+            "store.redis.url",
+            format!("{what}expected redis://host:port or unix://path"),
+        );
         return;
     }
     store.redis = Some(Redis { url: placed(url_node, Secret(url.into_owned())), timeout });
@@ -245,15 +285,22 @@ fn gateways_of(node: &Node<'_>, r: &mut Reading<'_>, warnings: &mut Vec<Fault>) 
     }
     let number = r.whole(node, "cluster.gateways")?;
     if !(1..=100_000).contains(&number) {
-        r.fault(node.place, "cluster.gateways", format!("expected auto or a number from 1 to 100000, got {number}"));
+        r.fault(
+            node.place,
+            "cluster.gateways",
+            format!("expected auto or a number from 1 to 100000, got {number}"),
+        );
         return None;
     }
     u32::try_from(number).ok()
 }
 
 fn identity_of(node: Option<&Node<'_>>, r: &mut Reading<'_>, warnings: &mut Vec<Fault>) -> Identity {
-    let mut identity =
-        Identity { tenant_header: "X-Api-Key".into(), missing: Missing::Reject, hash_secret: Secret(String::new()) };
+    let mut identity = Identity {
+        tenant_header: "X-Api-Key".into(),
+        missing: Missing::Reject,
+        hash_secret: Secret(String::new()),
+    };
     let Some(node) = node else { return identity };
     let [tenant, client_address, hash_secret] =
         r.fields(node, "identity", ["tenant", "client_address", "hash_secret"]);
@@ -262,8 +309,12 @@ fn identity_of(node: Option<&Node<'_>>, r: &mut Reading<'_>, warnings: &mut Vec<
         if let Some(node) = header {
             let field = "identity.tenant.header";
             match r.name(node, field) {
-                Some(name) if http::HeaderName::from_bytes(name.as_bytes()).is_ok() => identity.tenant_header = name,
-                Some(_) => r.fault(node.place, field, format!("expected a header name, got {}", node.describe())),
+                Some(name) if http::HeaderName::from_bytes(name.as_bytes()).is_ok() => {
+                    identity.tenant_header = name;
+                }
+                Some(_) => {
+                    r.fault(node.place, field, format!("expected a header name, got {}", node.describe()));
+                }
                 None => {}
             }
         }
@@ -291,7 +342,9 @@ fn identity_of(node: Option<&Node<'_>>, r: &mut Reading<'_>, warnings: &mut Vec<
 fn client_address_of(node: &Node<'_>, r: &mut Reading<'_>) {
     let field = "identity.client_address";
     let [trusted, header, prefix] = r.fields(node, field, ["trusted_proxies", "header", "ipv6_prefix"]);
-    for item in trusted.map(|node| r.list(node, "identity.client_address.trusted_proxies")).unwrap_or_default() {
+    for item in
+        trusted.map(|node| r.list(node, "identity.client_address.trusted_proxies")).unwrap_or_default()
+    {
         r.name(item, "identity.client_address.trusted_proxies");
     }
     header.map(|node| r.name(node, "identity.client_address.header"));
@@ -350,7 +403,11 @@ fn routes_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> V
     if items.is_empty() && matches!(node.kind, Kind::Sequence(_)) {
         r.fault(node.place, "routes", "expected at least one route");
     }
-    items.iter().enumerate().filter_map(|(index, item)| route_of(item, &format!("routes[{index}]"), r)).collect()
+    items
+        .iter()
+        .enumerate()
+        .filter_map(|(index, item)| route_of(item, &format!("routes[{index}]"), r))
+        .collect()
 }
 
 fn route_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Route> {
@@ -368,7 +425,9 @@ fn route_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Route> 
     let tenant_rule = tenant_rule
         .and_then(|node| r.one_of(node, &join(field, "tenant_rule"), &[("on", true), ("off", false)]))
         .unwrap_or(true);
-    for (index, node) in rules.map(|node| r.list(node, &join(field, "rules"))).unwrap_or_default().iter().enumerate() {
+    for (index, node) in
+        rules.map(|node| r.list(node, &join(field, "rules"))).unwrap_or_default().iter().enumerate()
+    {
         let field = format!("{field}.rules[{index}]");
         if let Some(name) = r.name(node, &field) {
             r.fault(node.place, &field, format!("there is no rule named `{name}` in rules.named"));
@@ -392,7 +451,11 @@ fn route_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Route> 
 fn route_id(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Placed<Box<str>>> {
     let id = r.name(node, field)?;
     if &*id == "default" {
-        r.fault(node.place, field, "`default` is the route of requests that match no other; choose another id");
+        r.fault(
+            node.place,
+            field,
+            "`default` is the route of requests that match no other; choose another id",
+        );
     }
     Some(placed(node, id))
 }
@@ -401,7 +464,8 @@ type Match = (Option<Box<str>>, Placed<Box<str>>, Vec<Box<str>>);
 
 fn match_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Match> {
     let [host, path, methods] = r.fields(node, field, ["host", "path", "methods"]);
-    let host = host.and_then(|node| r.name(node, &join(field, "host"))).map(|host| host.to_ascii_lowercase().into());
+    let host =
+        host.and_then(|node| r.name(node, &join(field, "host"))).map(|host| host.to_ascii_lowercase().into());
     let methods_field = join(field, "methods");
     let mut names: Vec<Box<str>> = Vec::new();
     for item in methods.map(|node| r.list(node, &methods_field)).unwrap_or_default() {
@@ -409,10 +473,15 @@ fn match_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Match> 
         if name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-') {
             names.push(name);
         } else {
-            r.fault(item.place, &methods_field, format!("expected a method such as GET, got {}", item.describe()));
+            r.fault(
+                item.place,
+                &methods_field,
+                format!("expected a method such as GET, got {}", item.describe()),
+            );
         }
     }
-    if let Some(node) = methods.filter(|node| matches!(&node.kind, Kind::Sequence(items) if items.is_empty())) {
+    if let Some(node) = methods.filter(|node| matches!(&node.kind, Kind::Sequence(items) if items.is_empty()))
+    {
         r.fault(node.place, &methods_field, "expected at least one method; leave it out for all");
     }
     let path_field = join(field, "path");
@@ -435,11 +504,18 @@ fn rules_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Ru
             rules.default = limit;
         }
     }
-    if let Some(word) = on_store_failure.and_then(|node| r.one_of(node, "rules.on_store_failure", &ON_STORE_FAILURE)) {
+    if let Some(word) =
+        on_store_failure.and_then(|node| r.one_of(node, "rules.on_store_failure", &ON_STORE_FAILURE))
+    {
         rules.on_store_failure = word;
     }
-    for (index, item) in named.map(|node| r.list(node, "rules.named")).unwrap_or_default().iter().enumerate() {
-        r.fault(item.place, &format!("rules.named[{index}]"), "named rules are not available in this version");
+    for (index, item) in named.map(|node| r.list(node, "rules.named")).unwrap_or_default().iter().enumerate()
+    {
+        r.fault(
+            item.place,
+            &format!("rules.named[{index}]"),
+            "named rules are not available in this version",
+        );
     }
     if let Some(node) = database {
         database_of(node, r);
@@ -477,7 +553,8 @@ fn row_of(item: &Node<'_>, index: usize, r: &mut Reading<'_>) -> Option<Row> {
     let before = r.faults.len();
     let row = row_fields(item, "", r);
     for fault in &mut r.faults[before..] {
-        fault.field = join(&format!("rules.rows[{index}]"), &fault.field).trim_end_matches('.').to_owned();
+        let row = format!("rules.rows[{index}]");
+        fault.field = if fault.field.is_empty() { row } else { join(&row, &fault.field) };
     }
     row
 }
@@ -498,7 +575,13 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
     if tenant == Some(None) || route == Some(None) {
         return None;
     }
-    Some(Row { place: item.place, tenant: tenant.flatten(), route: route.flatten(), limit: limit?, on_store_failure })
+    Some(Row {
+        place: item.place,
+        tenant: tenant.flatten(),
+        route: route.flatten(),
+        limit: limit?,
+        on_store_failure,
+    })
 }
 
 fn limit_of(

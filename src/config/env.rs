@@ -49,7 +49,9 @@ fn value_of(inner: &str, lookup: Lookup<'_>) -> Result<String, String> {
     match (lookup(name).filter(|value| !value.is_empty()), default) {
         (Some(value), _) => Ok(value),
         (None, Some(default)) => Ok(default.to_owned()),
-        (None, None) => Err(format!("the environment variable {name} is not set, and has no default (${{{name}:-...}})")),
+        (None, None) => {
+            Err(format!("the environment variable {name} is not set, and has no default (${{{name}:-...}})"))
+        }
     }
 }
 

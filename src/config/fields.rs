@@ -87,7 +87,11 @@ impl Reading<'_> {
         match text.parse::<f64>() {
             Ok(value) if (0.0..=1.0).contains(&value) => Some(value),
             _ => {
-                self.fault(node.place, field, format!("expected a fraction from 0 to 1, got {}", node.describe()));
+                self.fault(
+                    node.place,
+                    field,
+                    format!("expected a fraction from 0 to 1, got {}", node.describe()),
+                );
                 None
             }
         }

@@ -1,6 +1,7 @@
 use super::*;
 
-const ROUTES: &str = "upstreams: {u: {servers: [127.0.0.1:1]}}\nroutes: [{id: r, match: {path: /}, upstream: u}]\n";
+const ROUTES: &str =
+    "upstreams: {u: {servers: [127.0.0.1:1]}}\nroutes: [{id: r, match: {path: /}, upstream: u}]\n";
 
 fn faults(text: &str) -> Vec<String> {
     read(text, &|_| None).map(drop).unwrap_err().iter().map(ToString::to_string).collect()
@@ -100,26 +101,33 @@ fn hostile_yaml_is_bounded() {
 
 #[test]
 fn the_environment() {
-    let text = format!("{ROUTES}admin: {{token: '${{TOKEN}}'}}\nstore: {{redis: {{url: '${{URL:-redis://h:1}}'}}}}");
+    let text =
+        format!("{ROUTES}admin: {{token: '${{TOKEN}}'}}\nstore: {{redis: {{url: '${{URL:-redis://h:1}}'}}}}");
     let config = read(&text, &|name| (name == "TOKEN").then(|| "t0p".into())).unwrap();
     assert_eq!(config.admin.token, Some(Secret("t0p".into())));
     assert_eq!(config.store.redis.unwrap().url.value.0, "redis://h:1");
     assert!(faults(&text)[0].contains("admin.token: the environment variable TOKEN is not set"));
-    let number = format!("{ROUTES}rules: {{default: {{capacity: '${{N:-30}}', refill_per_second: '${{R:-5/m}}'}}}}");
+    let number =
+        format!("{ROUTES}rules: {{default: {{capacity: '${{N:-30}}', refill_per_second: '${{R:-5/m}}'}}}}");
     assert_eq!(read(&number, &|_| None).unwrap().rules.default.value.capacity(), 30);
 }
 
 /// B035, B085: what is written is what counts, whatever the order; a row never widens by a fault.
 #[test]
 fn a_row_that_cannot_be_read_is_a_fault_and_no_wider_row() {
-    for row in ["{tenant: '', capacity: 5, refill_per_second: 1}", "{tenant: ~, route: r, capacity: 5, refill_per_second: 1}", "{capacity: 5, refill_per_second: 1}"] {
+    for row in [
+        "{tenant: '', capacity: 5, refill_per_second: 1}",
+        "{tenant: ~, route: r, capacity: 5, refill_per_second: 1}",
+        "{capacity: 5, refill_per_second: 1}",
+    ] {
         assert!(!faults(&format!("{ROUTES}rules: {{rows: [{row}]}}")).is_empty(), "{row}");
     }
 }
 
 #[test]
 fn what_does_nothing_yet_is_said() {
-    let config = good("hot_keys: {threshold: 100/s, epsilon: 0.05, lease_for: 100ms}\ncluster: {gateways: 4}\n");
+    let config =
+        good("hot_keys: {threshold: 100/s, epsilon: 0.05, lease_for: 100ms}\ncluster: {gateways: 4}\n");
     assert_eq!(config.gateways, Some(4));
     let fields: Vec<&str> = config.warnings.iter().map(|warning| &*warning.field).collect();
     assert_eq!(fields, ["hot_keys"]);
@@ -127,7 +135,9 @@ fn what_does_nothing_yet_is_said() {
 
 #[test]
 fn secrets_are_not_shown() {
-    let config = good("store: {redis: {url: 'redis://:hunter2@h:1'}}\nadmin: {token: hunter2}\nidentity: {hash_secret: hunter2}");
+    let config = good(
+        "store: {redis: {url: 'redis://:hunter2@h:1'}}\nadmin: {token: hunter2}\nidentity: {hash_secret: hunter2}",
+    );
     assert!(!format!("{config:?}").contains("hunter2"));
     let wrong = format!("{ROUTES}store: {{redis: {{url: 'rediss://:hunter2@h:1'}}}}");
     assert!(!faults(&wrong).join("\n").contains("hunter2"));

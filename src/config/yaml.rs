@@ -134,7 +134,11 @@ impl<'a> Reader<'a, '_> {
             _ => return Err(Fault::new(place, "", "not YAML: expected a value")),
         };
         if let Some(tag) = tag {
-            self.faults.push(Fault::new(place, "", format!("tags such as `{}` mean nothing here", tag.original())));
+            self.faults.push(Fault::new(
+                place,
+                "",
+                format!("tags such as `{}` mean nothing here", tag.original()),
+            ));
         }
         let node = Node { place, kind };
         if anchor > 0 {

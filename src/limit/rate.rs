@@ -151,7 +151,9 @@ mod tests {
 
     #[test]
     fn what_is_no_rate() {
-        for text in ["", "-1", "+1", "1e3", "nan", "inf", ".5", "5.", "1/", "/s", "1/x", "1/-1s", "1,5", "0x10"] {
+        for text in
+            ["", "-1", "+1", "1e3", "nan", "inf", ".5", "5.", "1/", "/s", "1/x", "1/-1s", "1,5", "0x10"]
+        {
             check(text, Err(RateError::Malformed));
         }
         for text in ["0", "0.0", "0/m"] {

@@ -215,8 +215,10 @@ fn exact_fraction(n: u128, d: u128) -> Option<(u64, u64)> {
     let (mut h, mut h_before, mut k, mut k_before) = (1u128, 0u128, 0u128, 1u128);
     while b > 0 {
         let quotient = a / b;
-        let (h_next, k_next) =
-            (quotient.checked_mul(h)?.checked_add(h_before)?, quotient.checked_mul(k)?.checked_add(k_before)?);
+        let (h_next, k_next) = (
+            quotient.checked_mul(h)?.checked_add(h_before)?,
+            quotient.checked_mul(k)?.checked_add(k_before)?,
+        );
         if !fits(h_next, k_next) {
             break;
         }

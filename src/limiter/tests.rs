@@ -72,9 +72,15 @@ fn the_fallback_is_not_consulted_on_a_refusal() {
 fn each_mode_of_a_failing_store() {
     let down = || vec![Err(StoreFault::Down); 3];
     let (limiter_, _) = limiter(1, down());
-    assert_eq!(decide(&limiter_, &checks(1, OnStoreFailure::Deny)), (Admission::Unavailable, Basis::Fallback));
+    assert_eq!(
+        decide(&limiter_, &checks(1, OnStoreFailure::Deny)),
+        (Admission::Unavailable, Basis::Fallback)
+    );
     for _ in 0..2 {
-        assert_eq!(decide(&limiter_, &checks(1, OnStoreFailure::Allow)), (Admission::Admitted, Basis::Fallback));
+        assert_eq!(
+            decide(&limiter_, &checks(1, OnStoreFailure::Allow)),
+            (Admission::Admitted, Basis::Fallback)
+        );
     }
     let (limiter_, _) = limiter(1, down());
     assert_eq!(decide(&limiter_, &checks(1, OnStoreFailure::Local)), (Admission::Admitted, Basis::Fallback));

@@ -37,7 +37,14 @@ pub struct Answer {
 
 impl Answer {
     fn new(status: StatusCode, detail: impl Into<String>) -> Self {
-        Self { status, kind: "about:blank", detail: detail.into(), retry_after: None, violated: Vec::new(), challenge: None }
+        Self {
+            status,
+            kind: "about:blank",
+            detail: detail.into(),
+            retry_after: None,
+            violated: Vec::new(),
+            challenge: None,
+        }
     }
 
     /// 429: over a limit.
@@ -46,7 +53,11 @@ impl Answer {
         let never = over().find(|(verdict, _)| verdict.outcome == Outcome::NeverFits);
         let detail = match never {
             Some((_, check)) => {
-                format!("The cost {} is above the limit {}; it can never pass.", check.cost, check.limit.capacity())
+                format!(
+                    "The cost {} is above the limit {}; it can never pass.",
+                    check.cost,
+                    check.limit.capacity()
+                )
             }
             None => "Too many requests; try again after the time in Retry-After.".into(),
         };
@@ -160,10 +171,15 @@ impl Answer {
 pub fn for_proxy_error(error: &Error) -> Option<Answer> {
     let status = match (error.etype(), error.esource()) {
         (ErrorType::HTTPStatus(code), _) => StatusCode::from_u16(*code).unwrap_or(StatusCode::BAD_GATEWAY),
-        (ErrorType::ReadTimedout | ErrorType::WriteTimedout, ErrorSource::Upstream) => StatusCode::GATEWAY_TIMEOUT,
+        (ErrorType::ReadTimedout | ErrorType::WriteTimedout, ErrorSource::Upstream) => {
+            StatusCode::GATEWAY_TIMEOUT
+        }
         (_, ErrorSource::Upstream) => StatusCode::BAD_GATEWAY,
         (
-            ErrorType::WriteError | ErrorType::ReadError | ErrorType::ConnectionClosed | ErrorType::WriteTimedout,
+            ErrorType::WriteError
+            | ErrorType::ReadError
+            | ErrorType::ConnectionClosed
+            | ErrorType::WriteTimedout,
             ErrorSource::Downstream,
         ) => return None,
         (ErrorType::ReadTimedout, ErrorSource::Downstream) => StatusCode::REQUEST_TIMEOUT,
@@ -220,6 +236,8 @@ pub async fn send(session: &mut Session, mut response: ResponseHeader, body: Opt
 }
 
 fn body_is_small(request: &RequestHeader) -> bool {
-    let length = request.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
-    length.is_some_and(|length: u64| length <= READ_TO_THE_END) && !request.headers.contains_key(header::EXPECT)
+    let length =
+        request.headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    length.is_some_and(|length: u64| length <= READ_TO_THE_END)
+        && !request.headers.contains_key(header::EXPECT)
 }

@@ -18,7 +18,9 @@ pub enum Rejection {
     #[error("the request has no valid Host: expected exactly one host name, with or without a port")]
     Host,
     /// More than one way to tell where the body ends.
-    #[error("the request says in two ways where its body ends: expected one Content-Length or one Transfer-Encoding")]
+    #[error(
+        "the request says in two ways where its body ends: expected one Content-Length or one Transfer-Encoding"
+    )]
     Framing,
     /// A transfer coding that is not `chunked`.
     #[error("the request has a Transfer-Encoding that is not supported: expected `chunked`")]
@@ -70,7 +72,8 @@ pub fn check(session: &Session) -> Result<(), Rejection> {
 
 fn has_content_length(head: &[u8]) -> bool {
     const NAME: &[u8] = b"content-length:";
-    let starts_with_name = |line: &[u8]| line.get(..NAME.len()).is_some_and(|start| start.eq_ignore_ascii_case(NAME));
+    let starts_with_name =
+        |line: &[u8]| line.get(..NAME.len()).is_some_and(|start| start.eq_ignore_ascii_case(NAME));
     head.split(|byte| *byte == b'\n').any(starts_with_name)
 }
 
@@ -125,9 +128,9 @@ pub fn is_origin_form(target: &[u8]) -> bool {
 
 /// `http://host/path?query`, which is forwarded as a path, as it was matched.
 fn is_absolute_form(target: &[u8]) -> bool {
-    [&b"http://"[..], b"https://"].iter().any(|scheme| {
-        target.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme))
-    })
+    [&b"http://"[..], b"https://"]
+        .iter()
+        .any(|scheme| target.get(..scheme.len()).is_some_and(|start| start.eq_ignore_ascii_case(scheme)))
 }
 
 #[cfg(test)]
@@ -150,7 +153,10 @@ mod tests {
         assert_eq!(headers(&[(length.clone(), "3"), (length.clone(), "3")]), Err(Rejection::Framing));
         assert_eq!(headers(&[(length.clone(), "3, 3")]), Err(Rejection::Framing));
         assert_eq!(headers(&[(length, "3"), (coding.clone(), "chunked")]), Err(Rejection::Framing));
-        assert_eq!(headers(&[(coding.clone(), "chunked"), (coding.clone(), "chunked")]), Err(Rejection::Framing));
+        assert_eq!(
+            headers(&[(coding.clone(), "chunked"), (coding.clone(), "chunked")]),
+            Err(Rejection::Framing)
+        );
         for value in ["gzip, chunked", "identity", "identity, chunked", "xchunked"] {
             assert_eq!(headers(&[(coding.clone(), value)]), Err(Rejection::TransferEncoding), "{value}");
         }

@@ -15,7 +15,11 @@ use crate::rule::Checks;
 
 /// Writes the headers of `decided`; of a request that was refused before a decision, that nothing is
 /// left.
-pub fn write(response: &mut ResponseHeader, families: &Headers, decided: Option<&(Checks, Decision)>) -> Result<()> {
+pub fn write(
+    response: &mut ResponseHeader,
+    families: &Headers,
+    decided: Option<&(Checks, Decision)>,
+) -> Result<()> {
     let Some((checks, decision)) = decided else {
         return put(response, "X-RateLimit-Remaining", 0);
     };
@@ -46,10 +50,17 @@ pub fn write(response: &mut ResponseHeader, families: &Headers, decided: Option<
             if position > 0 {
                 policies.push_str(", ");
             }
-            policies.push_str(&policy(check.rule.name(), check.limit.capacity(), check.limit.window_seconds()));
+            policies.push_str(&policy(
+                check.rule.name(),
+                check.limit.capacity(),
+                check.limit.window_seconds(),
+            ));
         }
         response.insert_header("RateLimit-Policy", policies)?;
-        response.insert_header("RateLimit", format!("\"{}\";r={};t={}", check.rule.name(), remaining.min(MOST), seconds.min(MOST)))?;
+        response.insert_header(
+            "RateLimit",
+            format!("\"{}\";r={};t={}", check.rule.name(), remaining.min(MOST), seconds.min(MOST)),
+        )?;
     }
     Ok(())
 }
@@ -103,8 +114,11 @@ mod tests {
     fn lines(families: Headers, decided: Option<&(Checks, Decision)>) -> Vec<String> {
         let mut response = ResponseHeader::build(200, None).unwrap();
         write(&mut response, &families, decided).unwrap();
-        let mut lines: Vec<String> =
-            response.headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap())).collect();
+        let mut lines: Vec<String> = response
+            .headers
+            .iter()
+            .map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()))
+            .collect();
         lines.sort();
         lines
     }
@@ -113,23 +127,28 @@ mod tests {
 
     #[test]
     fn all_families_of_an_admitted_request() {
-        let verdict = Verdict { outcome: Outcome::Allowed, remaining: 50, retry_after_ms: 0, reset_ms: 29_001 };
-        assert_eq!(lines(ALL, Some(&decided(verdict))), [
-            "ratelimit-limit: 100",
-            "ratelimit-policy: \"default\";q=100;w=60",
-            "ratelimit-remaining: 50",
-            "ratelimit-reset: 30",
-            "ratelimit: \"default\";r=50;t=30",
-            "x-ratelimit-limit: 100",
-            "x-ratelimit-remaining: 50",
-            "x-ratelimit-reset: 30",
-        ]);
+        let verdict =
+            Verdict { outcome: Outcome::Allowed, remaining: 50, retry_after_ms: 0, reset_ms: 29_001 };
+        assert_eq!(
+            lines(ALL, Some(&decided(verdict))),
+            [
+                "ratelimit-limit: 100",
+                "ratelimit-policy: \"default\";q=100;w=60",
+                "ratelimit-remaining: 50",
+                "ratelimit-reset: 30",
+                "ratelimit: \"default\";r=50;t=30",
+                "x-ratelimit-limit: 100",
+                "x-ratelimit-remaining: 50",
+                "x-ratelimit-reset: 30",
+            ]
+        );
     }
 
     /// B131: two headers of one refusal told different times in different units.
     #[test]
     fn a_refusal_tells_one_time_in_seconds() {
-        let verdict = Verdict { outcome: Outcome::Refused, remaining: 0, retry_after_ms: 401, reset_ms: 60_000 };
+        let verdict =
+            Verdict { outcome: Outcome::Refused, remaining: 0, retry_after_ms: 401, reset_ms: 60_000 };
         let lines = lines(ALL, Some(&decided(verdict)));
         assert!(lines.contains(&"ratelimit: \"default\";r=0;t=1".to_owned()), "{lines:?}");
         assert!(lines.contains(&"x-ratelimit-reset: 1".to_owned()));

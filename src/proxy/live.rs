@@ -23,7 +23,13 @@ impl Live {
     pub fn new(config: &Config, snapshot: Snapshot, metrics: &Metrics) -> Result<Self, ResolveError> {
         let upstreams = config.upstreams.iter().map(Group::resolve).collect::<Result<_, _>>()?;
         let counters = snapshot.routes.all().iter().map(|route| metrics.route(&route.id)).collect();
-        Ok(Self { snapshot, headers: config.headers, access_sample: config.log.access_sample, upstreams, counters })
+        Ok(Self {
+            snapshot,
+            headers: config.headers,
+            access_sample: config.log.access_sample,
+            upstreams,
+            counters,
+        })
     }
 
     /// The counters of a route.

@@ -30,7 +30,8 @@ impl Group {
     pub fn resolve(written: &config::Upstream) -> Result<Self, ResolveError> {
         let mut peers = Vec::new();
         for server in &written.servers {
-            let fail = |reason: String| ResolveError { place: server.place, server: server.value.clone(), reason };
+            let fail =
+                |reason: String| ResolveError { place: server.place, server: server.value.clone(), reason };
             let addresses = server.value.to_socket_addrs().map_err(|error| fail(error.to_string()))?;
             let before = peers.len();
             peers.extend(addresses.map(|address| peer(address, written)));

@@ -8,7 +8,8 @@ pub fn normalise(written: &str) -> Option<Cow<'_, str>> {
         Some(rest) => {
             let (address, port) = rest.split_once(']')?;
             address.parse::<std::net::Ipv6Addr>().ok()?;
-            (port.is_empty() || port.strip_prefix(':').is_some_and(is_port)).then_some(&written[..address.len() + 2])?
+            (port.is_empty() || port.strip_prefix(':').is_some_and(is_port))
+                .then_some(&written[..address.len() + 2])?
         }
         None => match written.split_once(':') {
             Some((name, port)) => is_port(port).then_some(name)?,
@@ -16,7 +17,8 @@ pub fn normalise(written: &str) -> Option<Cow<'_, str>> {
         },
     };
     let name = name.strip_suffix('.').unwrap_or(name);
-    let valid = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'[' | b']' | b':');
+    let valid =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'[' | b']' | b':');
     if name.is_empty() || name.len() > 255 || !name.bytes().all(valid) {
         return None;
     }

@@ -120,8 +120,19 @@ mod tests {
     #[test]
     fn spellings_of_one_path() {
         for path in [
-            "/a/b", "//a/b", "/a//b", "/./a/b", "/a/./b", "/a/c/../b", "/x/../a/b", "/%61/b", "/a/%62", "/a/%2e/b",
-            "/c/%2E%2e/a/b", "///a///b", "/a/b/c/..%2e",
+            "/a/b",
+            "//a/b",
+            "/a//b",
+            "/./a/b",
+            "/a/./b",
+            "/a/c/../b",
+            "/x/../a/b",
+            "/%61/b",
+            "/a/%62",
+            "/a/%2e/b",
+            "/c/%2E%2e/a/b",
+            "///a///b",
+            "/a/b/c/..%2e",
         ] {
             match path {
                 "/a/b/c/..%2e" => check(path, Ok("/a/b/c/...")),

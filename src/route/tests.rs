@@ -5,7 +5,9 @@ use crate::config;
 fn table(lines: &[&str]) -> (RouteTable, Vec<String>) {
     let mut yaml = String::from("upstreams: {u: {servers: [127.0.0.1:1]}}\nroutes:\n");
     for line in lines {
-        let [id, host, methods, path] = line.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{line}") };
+        let [id, host, methods, path] = line.split_whitespace().collect::<Vec<_>>()[..] else {
+            panic!("{line}")
+        };
         let host = if host == "-" { String::new() } else { format!(", host: '{host}'") };
         let methods = if methods == "-" { String::new() } else { format!(", methods: [{methods}]") };
         yaml += &format!("  - {{id: {id}, match: {{path: '{path}'{host}{methods}}}, upstream: u}}\n");
@@ -25,7 +27,9 @@ fn check(lines: &[&str], requests: &[(&str, &str)]) {
     let (table, faults) = table(lines);
     assert!(faults.is_empty(), "{faults:?}");
     for (request, expect) in requests {
-        let [host, method, path] = request.split_whitespace().collect::<Vec<_>>()[..] else { panic!("{request}") };
+        let [host, method, path] = request.split_whitespace().collect::<Vec<_>>()[..] else {
+            panic!("{request}")
+        };
         let id = &*table.get(table.find(host, method, path)).id;
         assert_eq!(id, *expect, "{request}");
     }

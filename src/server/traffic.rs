@@ -28,7 +28,12 @@ impl<S> Traffic<S> {
 
 #[async_trait]
 impl<S: Service> Service for Traffic<S> {
-    async fn start_service(&mut self, fds: Option<ListenFds>, shutdown: ShutdownWatch, listeners_per_fd: usize) {
+    async fn start_service(
+        &mut self,
+        fds: Option<ListenFds>,
+        shutdown: ShutdownWatch,
+        listeners_per_fd: usize,
+    ) {
         if let Some(driver) = self.driver.take() {
             // Here, because this is the runtime of the proxy: a driver on another one would pay for a
             // thread's waking with each flight.

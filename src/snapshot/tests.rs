@@ -94,7 +94,9 @@ fn faults_name_their_place() {
     );
     assert_eq!(
         faults("  default: {capacity: 2, refill_per_second: 1}"),
-        ["5:61: routes[1].cost: rules.default.capacity 2 is below the cost 3 of the route `items`: it could never pass"]
+        [
+            "5:61: routes[1].cost: rules.default.capacity 2 is below the cost 3 of the route `items`: it could never pass"
+        ]
     );
     // A row of its own for the dear route makes a small one for the other routes right.
     let own = "  rows:\n    - {tenant: a, route: items, capacity: 9, refill_per_second: 1}\n    - {tenant: a, capacity: 2, refill_per_second: 1}";

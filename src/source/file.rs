@@ -48,6 +48,6 @@ pub fn read(path: &Path) -> Result<String, ReadError> {
     let bytes = fs::read(path).map_err(io)?;
     String::from_utf8(bytes).map_err(|error| {
         let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        ReadError::NotText { path: path.into(), line: 1 + good.iter().filter(|byte| **byte == b'\n').count() }
+        ReadError::NotText { path: path.into(), line: good.split(|byte| *byte == b'\n').count() }
     })
 }

@@ -195,9 +195,8 @@ impl Shard {
     fn evict(&mut self, now: Timestamp) -> bool {
         let length = self.buckets.len();
         let looked_at = (0..LOOKED_AT.min(length)).map(|step| (self.hand + step) % length);
-        let fullest = looked_at
-            .filter_map(|index| Some((self.buckets.get_index(index)?.1.full_at, index)))
-            .min();
+        let fullest =
+            looked_at.filter_map(|index| Some((self.buckets.get_index(index)?.1.full_at, index))).min();
         self.hand = (self.hand + LOOKED_AT) % length.max(1);
         let Some((full_at, index)) = fullest else { return false };
         self.buckets.swap_remove_index(index);

@@ -30,7 +30,8 @@ impl FaultProxy {
                 for stream in [&client, &server] {
                     let _ = stream.set_nodelay(true);
                 }
-                let (from, to, faults) = (client.try_clone().unwrap(), server.try_clone().unwrap(), Arc::clone(&shared));
+                let (from, to, faults) =
+                    (client.try_clone().unwrap(), server.try_clone().unwrap(), Arc::clone(&shared));
                 thread::spawn(move || copy(from, to, &faults, false));
                 let faults = Arc::clone(&shared);
                 thread::spawn(move || copy(server, client, &faults, true));

@@ -60,7 +60,9 @@ impl Redis {
 
     /// Starts it again, empty, on the same port.
     pub fn restart(&mut self) {
-        let Server::Process { child, folder } = &mut self.server else { panic!("only a process can be restarted") };
+        let Server::Process { child, folder } = &mut self.server else {
+            panic!("only a process can be restarted")
+        };
         *child = spawn(self.port, folder.path());
         self.wait();
     }

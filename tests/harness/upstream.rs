@@ -56,7 +56,8 @@ fn serve(stream: &TcpStream, seen: &Seen) -> Option<()> {
         }
         let head = String::from_utf8_lossy(&head).into_owned();
         let lower = head.to_ascii_lowercase();
-        let length = lower.split("content-length:").nth(1).and_then(|rest| rest.lines().next()?.trim().parse().ok());
+        let length =
+            lower.split("content-length:").nth(1).and_then(|rest| rest.lines().next()?.trim().parse().ok());
         let mut body = vec![0; length.unwrap_or(0)];
         reader.read_exact(&mut body).ok()?;
         if lower.contains("transfer-encoding: chunked") {

@@ -46,7 +46,10 @@ fn takes_what_is_there_and_no_more() {
     assert_eq!(held.ask(1, START).remaining, 1);
     assert_eq!(held.ask(1, START).remaining, 0);
     let refused = held.ask(1, START);
-    assert_eq!((refused.outcome, refused.retry_after_ms, refused.reset_ms), (Outcome::Refused, 60_000, 120_000));
+    assert_eq!(
+        (refused.outcome, refused.retry_after_ms, refused.reset_ms),
+        (Outcome::Refused, 60_000, 120_000)
+    );
 }
 
 /// B003: a rate of 100/s gives one each 10 ms, not a lump each second.
@@ -100,8 +103,9 @@ fn capacities_are_exact_or_refused() {
 #[test]
 fn no_full_refill_each_period() {
     let mut held = Held::new(3, "3/s");
-    let admitted: Vec<u64> =
-        (0..60).map(|second| held.admitted((0..10).map(|step| START.plus_micros(second * SECOND + step * 100_000)))).collect();
+    let admitted: Vec<u64> = (0..60)
+        .map(|second| held.admitted((0..10).map(|step| START.plus_micros(second * SECOND + step * 100_000))))
+        .collect();
     assert!(admitted.iter().all(|in_second| *in_second <= 6));
     assert!(admitted.iter().sum::<u64>() <= 3 + 180 + 1);
 }
@@ -206,16 +210,17 @@ fn rates_that_cannot_be_kept_exactly() {
     let third = TokenBucket::new(10, "0.3333333333333333".parse().unwrap()).unwrap();
     assert_eq!(third, bucket(10, "1/3s"));
     assert!(TokenBucket::new(10, "9007199254.740992".parse().unwrap()).is_ok());
-    assert_eq!(
-        TokenBucket::new(10, "9999999999999999".parse().unwrap()),
-        Err(TokenBucketError::RateTooFine)
-    );
+    assert_eq!(TokenBucket::new(10, "9999999999999999".parse().unwrap()), Err(TokenBucketError::RateTooFine));
 }
 
 /// Capacities, rates and steps of time of every order of magnitude.
 fn any_bucket() -> impl Strategy<Value = TokenBucket> {
-    let capacity = (0u32..54).prop_flat_map(|bits| (1u64 << bits.saturating_sub(1))..=(1u64 << bits).min(MAX_EXACT));
-    let rate = (1u64..100_000, prop_oneof![Just(1_000u64), Just(SECOND), Just(60 * SECOND), Just(3_600 * SECOND), Just(7 * SECOND)]);
+    let capacity =
+        (0u32..54).prop_flat_map(|bits| (1u64 << bits.saturating_sub(1))..=(1u64 << bits).min(MAX_EXACT));
+    let rate = (
+        1u64..100_000,
+        prop_oneof![Just(1_000u64), Just(SECOND), Just(60 * SECOND), Just(3_600 * SECOND), Just(7 * SECOND)],
+    );
     (capacity, rate).prop_map(|(capacity, (tokens, micros))| {
         TokenBucket::new(capacity, Rate::new(tokens, micros).unwrap()).unwrap()
     })

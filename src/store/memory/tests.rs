@@ -27,7 +27,7 @@ fn store(max_keys: usize) -> (MemoryStore, Arc<ManualClock>) {
 }
 
 fn allowed(store: &MemoryStore, checks: &[Check]) -> bool {
-    store.take(checks).iter().all(|verdict| verdict.is_allowed())
+    store.take(checks).iter().all(crate::limit::Verdict::is_allowed)
 }
 
 /// B119: a refusal by one rule takes nothing from another.

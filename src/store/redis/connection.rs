@@ -30,8 +30,9 @@ impl Connection {
     pub(super) async fn open(client: &Client) -> Result<Self, RedisError> {
         let open = async {
             // The deadline of a call is kept by the flight, not here.
-            let config =
-                AsyncConnectionConfig::new().set_connection_timeout(Some(CONNECT_WITHIN)).set_response_timeout(None);
+            let config = AsyncConnectionConfig::new()
+                .set_connection_timeout(Some(CONNECT_WITHIN))
+                .set_response_timeout(None);
             let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
             let sha = load(&mut connection).await?;
             Ok(Self { connection, sha })

@@ -82,7 +82,9 @@ impl Flights {
                     tracing::info!(attempts, "connected to Redis");
                     return Some(connection);
                 }
-                Err(error) if attempts == 0 => tracing::warn!(%error, "cannot connect to Redis, trying again"),
+                Err(error) if attempts == 0 => {
+                    tracing::warn!(%error, "cannot connect to Redis, trying again");
+                }
                 Err(error) => tracing::debug!(%error, attempts, "cannot connect to Redis"),
             }
             attempts = attempts.saturating_add(1);
@@ -142,7 +144,11 @@ impl Flights {
     }
 
     /// Flies once.
-    async fn one_flight(&mut self, connection: &mut Connection, gate: &mut VecDeque<Waiting>) -> Result<(), Lost> {
+    async fn one_flight(
+        &mut self,
+        connection: &mut Connection,
+        gate: &mut VecDeque<Waiting>,
+    ) -> Result<(), Lost> {
         let (flight, passengers) = self.board(gate);
         if passengers.is_empty() {
             return Ok(());
@@ -177,7 +183,11 @@ impl Flights {
     /// Waits for an answer that is late. Redis answers in order, so nobody else is answered before.
     /// For a while each request still waits its own time; then Redis counts as down, and nobody waits;
     /// then the connection does.
-    async fn await_late<F, T>(&mut self, mut late: Pin<&mut F>, gate: &mut VecDeque<Waiting>) -> Result<(), Lost>
+    async fn await_late<F, T>(
+        &mut self,
+        mut late: Pin<&mut F>,
+        gate: &mut VecDeque<Waiting>,
+    ) -> Result<(), Lost>
     where
         F: Future<Output = Result<T, RedisError>>,
     {
@@ -207,7 +217,9 @@ impl Flights {
                 tracing::info!("Redis answers again");
                 Ok(())
             }
-            Some(Err(_)) => Err(Lost::Connection(RedisError::from((ErrorKind::Io, "no answer for a second")))),
+            Some(Err(_)) => {
+                Err(Lost::Connection(RedisError::from((ErrorKind::Io, "no answer for a second"))))
+            }
         }
     }
 
@@ -236,7 +248,8 @@ fn land(passengers: Passengers, flight: &Flight, reply: Result<Value, RedisError
                 if let Err(fault) = &answer
                     && is_read_only(fault)
                 {
-                    read_only = Some(RedisError::from((ErrorKind::Server(ServerErrorKind::ReadOnly), "a replica")));
+                    read_only =
+                        Some(RedisError::from((ErrorKind::Server(ServerErrorKind::ReadOnly), "a replica")));
                 }
                 // Who has left does not need the answer.
                 let _ = passenger.send(answer);
@@ -257,7 +270,9 @@ fn land(passengers: Passengers, flight: &Flight, reply: Result<Value, RedisError
 /// A late answer has come. It belongs to nobody any more, but the connection is alive.
 fn came<T>(answer: Result<T, RedisError>) -> Result<(), Lost> {
     match answer {
-        Err(error) if !is_server_answer(&error) || needs_new_connection(&error) => Err(Lost::Connection(error)),
+        Err(error) if !is_server_answer(&error) || needs_new_connection(&error) => {
+            Err(Lost::Connection(error))
+        }
         _ => Ok(()),
     }
 }
@@ -266,7 +281,7 @@ fn came<T>(answer: Result<T, RedisError>) -> Result<(), Lost> {
 /// come, and only wait for this thread to read it.
 async fn in_time<F: Future>(call: &mut Pin<&mut F>, timeout: Duration) -> Option<F::Output> {
     let last_part = Duration::from_millis(1).min(timeout / 2);
-    for part in [timeout - last_part, last_part] {
+    for part in [timeout.saturating_sub(last_part), last_part] {
         if let Ok(output) = tokio::time::timeout(part, call.as_mut()).await {
             return Some(output);
         }

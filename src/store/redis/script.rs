@@ -21,6 +21,7 @@ pub const MOST_CHECKS: usize = 64;
 const PER_CHECK: usize = 4;
 
 /// The keys and arguments of one call.
+#[derive(Default)]
 pub struct Flight {
     requests: SmallVec<[Checks; 16]>,
     checks: usize,
@@ -29,7 +30,7 @@ pub struct Flight {
 impl Flight {
     /// An empty flight.
     pub fn new() -> Self {
-        Self { requests: SmallVec::new(), checks: 0 }
+        Self::default()
     }
 
     /// Whether `checks` still fit. A request alone in its flight always does.

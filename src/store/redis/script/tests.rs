@@ -25,14 +25,25 @@ fn reply(numbers: &[i64]) -> Value {
 }
 
 fn kinds(flight: &Flight, reply: &Value) -> Vec<&'static str> {
-    flight.answers(reply).iter().map(|answer| answer.as_ref().map_or_else(StoreFault::kind, |_| "ok")).collect()
+    flight
+        .answers(reply)
+        .iter()
+        .map(|answer| answer.as_ref().map_or_else(StoreFault::kind, |_| "ok"))
+        .collect()
 }
 
 /// B051: the script touches no key that it was not given.
 #[test]
 fn every_key_of_the_script_is_declared() {
     for line in SOURCE.lines().filter(|line| line.contains("redis.call(") || line.contains("redis.pcall(")) {
-        let allowed = ["'TIME')", "'HMGET', key", "'HSET', key", "'PEXPIRE', key", "'PTTL', KEYS[key + i]", "'PEXPIRE', KEYS[key + i]"];
+        let allowed = [
+            "'TIME')",
+            "'HMGET', key",
+            "'HSET', key",
+            "'PEXPIRE', key",
+            "'PTTL', KEYS[key + i]",
+            "'PEXPIRE', KEYS[key + i]",
+        ];
         assert!(allowed.iter().any(|call| line.contains(call)), "{line}");
     }
     for line in SOURCE.lines().filter(|line| line.contains("refilled(") || line.contains("store(")) {
