@@ -65,7 +65,10 @@ impl Gateway {
 
     /// Replaces all but the listeners and the store in the file.
     pub fn write(&self, rest: &str) {
-        fs::write(self.config(), format!("{}{rest}", self.head)).unwrap();
+        // In one step, as it should be done: a reload may read at any moment.
+        let new = self.folder.path().join("new");
+        fs::write(&new, format!("{}{rest}", self.head)).unwrap();
+        fs::rename(new, self.config()).unwrap();
     }
 
     pub fn config(&self) -> PathBuf {
