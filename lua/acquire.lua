@@ -9,38 +9,33 @@
 -- A refusal writes nothing, unless the key would expire before it is full again: a missing key
 -- counts as full, so its time to live must outlast the refill (a slower rule, or a PERSIST by hand).
 
-local UNITS_AT = {}
-local COUNTED_AT = {}
+local COST, CAPACITY, N, D, SCALE = {}, {}, {}, {}, {}
+local UNITS, AT = {}, {}
 local reply = { now }
 local key, arg, out = 0, 1, 1
 local last = #ARGV
 
 while arg <= last do
-  local checks = tonumber(ARGV[arg])
+  local checks = ARGV[arg] + 0
   local first = arg + 1
   local fault, admitted = nil, true
 
   for i = 1, checks do
     local a = first + (i - 1) * 6
-    local cost, capacity = tonumber(ARGV[a]), tonumber(ARGV[a + 1])
-    local units, at = refilled(KEYS[key + i], capacity, tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]),
-      tonumber(ARGV[a + 4]))
+    local cost, capacity, n, d, scale = ARGV[a] + 0, ARGV[a + 1] + 0, ARGV[a + 2] + 0, ARGV[a + 3] + 0, ARGV[a + 4] + 0
+    local units, at = refilled(KEYS[key + i], capacity, n, d, scale)
     if not units then
       fault = at
       break
     end
-    UNITS_AT[i], COUNTED_AT[i] = units, at
+    COST[i], CAPACITY[i], N[i], D[i], SCALE[i], UNITS[i], AT[i] = cost, capacity, n, d, scale, units, at
     if cost > units then admitted = false end
   end
 
   for i = 1, checks do
-    local a = first + (i - 1) * 6
-    if fault then
-      reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] = -1, fault, 0, 0
-    else
-      local cost, capacity = tonumber(ARGV[a]), tonumber(ARGV[a + 1])
-      local n, d, scale = tonumber(ARGV[a + 2]), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
-      local units, at = UNITS_AT[i], COUNTED_AT[i]
+    if not fault then
+      local cost, capacity, n, d, scale, units, at = COST[i], CAPACITY[i], N[i], D[i], SCALE[i], UNITS[i], AT[i]
+      local ttl = ARGV[first + i * 6 - 1]
       local code, retry = 1, 0
       if cost > capacity then
         code = 2
@@ -49,17 +44,16 @@ while arg <= last do
         retry = to_ms(at + time_to_earn(cost - units, n, d) - now)
       elseif admitted and cost > 0 then
         units = units - cost
-        fault = store(KEYS[key + i], units, at, scale, ARGV[a + 5])
+        fault = store(KEYS[key + i], units, at, scale, ttl)
       end
       local reset = to_ms(at + time_to_earn(capacity - units, n, d) - now)
-      if code == 0 and redis.call('PTTL', KEYS[key + i]) < reset then
-        redis.pcall('PEXPIRE', KEYS[key + i], ARGV[a + 5]) -- a replica refuses; the neighbours go on
+      if code == 0 and call('PTTL', KEYS[key + i]) < reset then
+        pcall('PEXPIRE', KEYS[key + i], ttl) -- a replica refuses; the neighbours go on
       end
-      if fault then
-        reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] = -1, fault, 0, 0
-      else
-        reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] = code, floor(units / scale), retry, reset
-      end
+      reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] = code, floor(units / scale), retry, reset
+    end
+    if fault then
+      reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] = -1, fault, 0, 0
     end
     out = out + 4
   end

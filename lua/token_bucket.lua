@@ -3,16 +3,23 @@
 -- Numbers are whole: tokens are counted in units of 1/scale token, time in microseconds, and the
 -- refill is `n` units each `d` microseconds (n * d <= 2^53, so that every product here is exact).
 -- A stored bucket is a hash: `tokens` (decimal, at most six places) and `ts` (microseconds).
+-- Most rates have d = 1 (whole tokens per second, at the usual scale): their way is the short one.
 
-local floor, ceil = math.floor, math.ceil
+local call, pcall = redis.call, redis.pcall
+local floor, ceil, format = math.floor, math.ceil, string.format
 
 -- 100 years in microseconds: the longest wait that is told, and below 2^53.
 local FOREVER = 3155760000000000
 
 -- Microseconds that it takes to earn `need` units.
 local function time_to_earn(need, n, d)
-  local whole = floor(need / n)
-  local time = whole * d + ceil((need - whole * n) * d / n)
+  local time
+  if d == 1 then
+    time = ceil(need / n)
+  else
+    local whole = floor(need / n)
+    time = whole * d + ceil((need - whole * n) * d / n)
+  end
   if time > FOREVER then return FOREVER end
   return time
 end
@@ -24,10 +31,11 @@ end
 
 -- What the key holds now: units and the time up to which they are counted, or nil and a reason.
 local function refilled(key, capacity, n, d, scale)
-  local state = redis.pcall('HMGET', key, 'tokens', 'ts')
+  local state = pcall('HMGET', key, 'tokens', 'ts')
   if state.err then return nil, state.err end
-  if not state[1] and not state[2] then return capacity, now end
-  local tokens, at = tonumber(state[1] or ''), tonumber(state[2] or '')
+  local tokens, at = state[1], state[2]
+  if not tokens and not at then return capacity, now end
+  tokens, at = tonumber(tokens or ''), tonumber(at or '')
   if not tokens or not at or not (tokens >= 0 and tokens <= 9007199254740992)
     or not (at >= 0 and at <= 9007199254740992) then
     return nil, 'BADSTATE the key does not hold a token bucket'
@@ -44,6 +52,11 @@ local function refilled(key, capacity, n, d, scale)
     if -elapsed > time_to_earn(capacity, n, d) then at = now end
     return units, at
   end
+  if d == 1 then
+    units = units + elapsed * n
+    if units >= capacity then return capacity, now end
+    return units, now
+  end
   local periods = floor(elapsed / d)
   local part = (elapsed - periods * d) * n
   local partial = floor(part / d)
@@ -53,16 +66,18 @@ local function refilled(key, capacity, n, d, scale)
   return units, now - floor((part - partial * d) / n)
 end
 
+-- Writes a bucket; gives the reason if Redis does not take it. Numbers go as text: how a Lua number
+-- is written into a command differs between versions of Redis.
 local function store(key, units, at, scale, ttl)
   local tokens
   if units % scale == 0 then
-    tokens = string.format('%.0f', units / scale)
+    tokens = format('%.0f', units / scale)
   elseif scale == 1000 then
-    tokens = string.format('%.3f', units / scale)
+    tokens = format('%.3f', units / scale)
   else
-    tokens = string.format('%.6f', units / scale)
+    tokens = format('%.6f', units / scale)
   end
-  local stored = redis.pcall('HSET', key, 'tokens', tokens, 'ts', string.format('%.0f', at))
+  local stored = pcall('HSET', key, 'tokens', tokens, 'ts', format('%.0f', at))
   if type(stored) == 'table' and stored.err then return stored.err end
-  redis.pcall('PEXPIRE', key, ttl)
+  pcall('PEXPIRE', key, ttl)
 end

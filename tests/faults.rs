@@ -29,6 +29,39 @@ fn b023_a_lost_reply_is_not_replayed() {
     assert!((left - (10.0 - f64::from(lost))).abs() < 0.1, "{left} left after {lost} calls");
 }
 
+/// B007: a bucket with a high rate that was left alone for 400 days, on Redis.
+#[test]
+fn b007_four_hundred_days_of_idleness() {
+    let redis = Redis::start();
+    let store = Running::redis(&redis.url(), Duration::from_secs(5));
+    let check = check("a", 1_000_000, "1000000/s", 1);
+    store.take(std::slice::from_ref(&check));
+    let at: u64 = redis.command(&["HGET", "rl:{a}:r", "ts"]);
+    let long_ago = (at - 400 * 86_400 * 1_000_000).to_string();
+    let _: i64 = redis.command(&["HSET", "rl:{a}:r", "tokens", "0", "ts", &long_ago]);
+    let verdict = store.take(&[check])[0];
+    assert_eq!((verdict.outcome, verdict.remaining), (tollgate::limit::Outcome::Allowed, 999_999));
+}
+
+/// B015: 1 and the largest number mean the same in both stores; 0 is a fault at load in either case.
+#[test]
+fn b015_the_ends_of_the_range_are_the_same_in_both_stores() {
+    let redis = Redis::start();
+    let stores = [Running::redis(&redis.url(), Duration::from_secs(5)), Running::memory()];
+    for (capacity, rate) in [(1, "1/h"), (1, "9000000000"), (1 << 53, "1/h"), (1 << 53, "9000000000")] {
+        let ask = |store: &Running, cost| {
+            let verdict = store.take(&[check(&format!("{capacity}-{rate}"), capacity, rate, cost)])[0];
+            (verdict.outcome, verdict.remaining)
+        };
+        for cost in [capacity, 0] {
+            assert_eq!(ask(&stores[0], cost).0, ask(&stores[1], cost).0, "{capacity} at {rate}, cost {cost}");
+        }
+        if rate == "1/h" {
+            assert_eq!(ask(&stores[0], 1), ask(&stores[1], 1));
+        }
+    }
+}
+
 /// B031: the first request ever has a cost of 7; B031 too: a first request that is refused.
 #[test]
 fn b031_every_key_has_a_ttl() {

@@ -158,8 +158,10 @@ fn planted_faults_are_found() {
         ("    return units, at\n  end", "    return units, now\n  end"),
         ("if -elapsed > time_to_earn(capacity, n, d) then at = now end", ""),
         ("whole * d + ceil((need", "whole * d + floor((need"),
+        ("time = ceil(need / n)", "time = floor(need / n)"),
+        ("units = units + elapsed * n\n", "units = units + (elapsed - 1) * n\n"),
         ("if units > capacity then units = capacity end", ""),
-        ("and redis.call('PTTL', KEYS[key + i]) < reset", "and false"),
+        ("and call('PTTL', KEYS[key + i]) < reset", "and false"),
     ] {
         assert!(SOURCE.contains(from), "no longer in the script: {from}");
         let mut twins = Twins::new(&redis, |script| script.replacen(from, to, 1));
