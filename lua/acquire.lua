@@ -2,7 +2,8 @@
 --
 -- KEYS  one bucket per check, in the order of the checks
 -- ARGV  per request: the number of its checks; then for each check
---       cost, capacity (both in units), n, d, scale, ttl in ms
+--       cost, capacity (both in units), n, d, scale, ttl in ms; a cost below 0 is a debit of what was
+--       spent already: as much of it as there is, never refused
 -- reply {now in microseconds, then per check: code, remaining, retry in ms, reset in ms}
 --       code 1 allowed, 0 refused, 2 can never pass, -1 fault (its text in the place of `remaining`)
 --
@@ -27,6 +28,10 @@ while arg <= last do
     if not units then
       fault = at
       break
+    end
+    if cost < 0 then
+      cost = -cost
+      if cost > units then cost = units end
     end
     COST[i], CAPACITY[i], N[i], D[i], SCALE[i], UNITS[i], AT[i] = cost, capacity, n, d, scale, units, at
     if cost > units then admitted = false end

@@ -98,7 +98,12 @@ impl Admin {
             "revision": snapshot.revision,
             "routes": snapshot.routes.all().len() - 1,
             "rows": snapshot.rows(),
-            "store": { "kind": self.store_kind, "up": self.limiter.store_is_up() },
+            "store": {
+                "kind": self.store_kind,
+                "up": self.limiter.store_is_up(),
+                "breaker": self.limiter.breaker_state().label(),
+            },
+            "gateways": self.limiter.gateways(),
             "memory_buckets": self.memory.len(),
             "requests_in_flight": self.metrics.in_flight.get(),
             "last_reload_error": self.reloader.last_error(),

@@ -97,6 +97,19 @@ pub struct Store {
     pub max_keys: usize,
     /// The first part of every key.
     pub key_prefix: Box<str>,
+    /// When calls to Redis stop for a while.
+    pub breaker: Breaker,
+}
+
+/// When calls to a store node stop for a while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Breaker {
+    /// Failures in a thousand calls of ten seconds.
+    pub failure_permille: u32,
+    /// Failures in a row.
+    pub consecutive_failures: u32,
+    /// The first pause.
+    pub open_for: Duration,
 }
 
 /// One Redis.

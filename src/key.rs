@@ -34,6 +34,12 @@ impl Key {
         Self(text.into())
     }
 
+    /// A key that no request has: of one gateway's own probes, or of what all gateways share. Escaped
+    /// names have no `@`.
+    pub fn internal(prefix: &str, name: &str) -> Self {
+        Self(format!("{prefix}:{{@{name}}}").into())
+    }
+
     /// The key as the stores know it.
     pub fn as_str(&self) -> &str {
         &self.0

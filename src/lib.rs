@@ -30,6 +30,7 @@ pub mod store;
 pub mod source;
 
 // layer 4: decisions
+pub mod breaker;
 pub mod fallback;
 // (on top of it)
 pub mod limiter;

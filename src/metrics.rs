@@ -26,6 +26,14 @@ pub struct Metrics {
     pub store_errors: IntCounterVec,
     /// Decisions made without the store.
     pub fallback_decisions: IntCounterVec,
+    /// The circuit in front of the store: 0 closed, 1 open, 2 half-open.
+    pub breaker_state: IntGauge,
+    /// Its transitions.
+    pub breaker_transitions: IntCounterVec,
+    /// Tokens spent without the store that it was told of afterwards.
+    pub debited_tokens: IntCounter,
+    /// Debits that the store was not told of.
+    pub dropped_debits: IntCounter,
     /// What the stores do.
     pub store: StoreMetrics,
     /// Reloads, applied and rejected.
@@ -51,6 +59,8 @@ pub struct StoreMetrics {
     pub script_reloads: IntCounter,
     /// 1 while connected.
     pub connected: IntGauge,
+    /// Gateways that share the limits, as far as is known.
+    pub live_gateways: IntGauge,
 }
 
 impl Metrics {
@@ -68,6 +78,7 @@ impl Metrics {
             checks: counter(&r, "store_requests_total", "Requests that were decided by script calls.")?,
             script_reloads: counter(&r, "script_reloads_total", "Times the store had lost the script.")?,
             connected: gauge(&r, "store_connected", "1 while the store is connected.")?,
+            live_gateways: gauge(&r, "live_gateways", "Gateways that share the limits, as far as is known.")?,
         };
         let decision_seconds = HistogramVec::new(
             HistogramOpts::new(
@@ -83,6 +94,11 @@ impl Metrics {
         for outcome in ["applied", "rejected"] {
             // There from the start, so that the first one is seen as an increase.
             reloads.with_label_values(&[outcome]);
+        }
+        let breaker_transitions =
+            counters(&r, "breaker_transitions_total", "Transitions of the store's breaker.", &["to"])?;
+        for state in ["closed", "open", "half_open"] {
+            breaker_transitions.with_label_values(&[state]);
         }
         Ok(Self {
             responses: counters(
@@ -116,6 +132,14 @@ impl Metrics {
                 "Decisions made without the store.",
                 &["rule", "mode", "outcome"],
             )?,
+            breaker_state: gauge(&r, "breaker_state", "The store's breaker: 0 closed, 1 open, 2 half-open.")?,
+            breaker_transitions,
+            debited_tokens: counter(
+                &r,
+                "debited_tokens_total",
+                "Tokens spent without the store, debited afterwards.",
+            )?,
+            dropped_debits: counter(&r, "dropped_debits_total", "Debits that the store was not told of.")?,
             store,
             reloads,
             revision: gauge(&r, "config_revision", "The revision of the configuration that is served.")?,

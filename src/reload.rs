@@ -146,7 +146,12 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
         running.admin.address.value != new.admin.address.value || running.admin.token != new.admin.token,
         "admin",
     );
-    compare(redis(running) != redis(new) || running.store.max_keys != new.store.max_keys, "store");
+    compare(
+        redis(running) != redis(new)
+            || running.store.max_keys != new.store.max_keys
+            || running.store.breaker != new.store.breaker,
+        "store",
+    );
     compare(running.store.key_prefix != new.store.key_prefix, "store.redis.key_prefix");
     compare(running.identity.hash_secret != new.identity.hash_secret, "identity.hash_secret");
     compare(running.gateways != new.gateways, "cluster.gateways");

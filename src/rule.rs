@@ -29,10 +29,22 @@ pub struct Check {
     pub key: Key,
     /// The limit it is held to.
     pub limit: Limit,
-    /// Tokens that the request takes; 0 asks without taking.
+    /// Tokens; 0 asks without taking.
     pub cost: u64,
+    /// What is to become of them.
+    pub demand: Demand,
     /// What decides when the store does not.
     pub on_store_failure: OnStoreFailure,
+}
+
+/// What a check wants of its bucket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Demand {
+    /// The cost, all of it or nothing.
+    #[default]
+    Take,
+    /// As much of the cost as there is: it has been spent already. Never refused.
+    Debit,
 }
 
 /// All checks of one request, in order. Few requests have more than two.

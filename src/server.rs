@@ -6,7 +6,7 @@ mod traffic;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread;
 
@@ -23,20 +23,23 @@ use thiserror::Error;
 use self::drain::{Drain, Hangup};
 use self::traffic::Traffic;
 use crate::admin::Admin;
+use crate::breaker::Breaker;
 use crate::clock::{Clock, SystemClock};
 use crate::config::fault::Placed;
-use crate::config::{Config, Listener};
+use crate::config::{Config, Listener, OnStoreFailure};
 use crate::fallback::Fallback;
-use crate::limiter::Limiter;
+use crate::key::Key;
+use crate::limiter::{Limiter, Outage};
 use crate::logging::LogLevel;
 use crate::metrics::Metrics;
 use crate::proxy::upstream::ResolveError;
 use crate::proxy::{Gateway, Live};
 use crate::reload::Reloader;
+use crate::rule::{Check, Demand, RuleId};
 use crate::snapshot::Snapshot;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::{AddressError, Driver, RedisStore};
+use crate::store::redis::{AddressError, Driver, Heartbeat, RedisStore};
 
 /// Idle connections to upstreams that are kept, over all threads. Pingora's own default is 128.
 const UPSTREAM_POOL: usize = 2_048;
@@ -106,9 +109,15 @@ where
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
     let metrics = Metrics::new()?;
     let memory = Arc::new(MemoryStore::new(config.store.max_keys, Arc::clone(&clock)));
-    let (store, driver, store_kind) = store(&config, &memory, &metrics)?;
-    let fallback = Fallback::new(Arc::clone(&memory), config.gateways.unwrap_or(1), metrics.clone());
-    let limiter = Arc::new(Limiter::new(Arc::clone(&store), fallback, Arc::clone(&clock), metrics.clone()));
+    let id = gateway_id(&clock);
+    let gateways = Arc::new(AtomicU32::new(config.gateways.unwrap_or(1)));
+    let (store, driver, store_kind) = store(&config, &id, &gateways, &memory, &metrics)?;
+    let outage = config.store.redis.is_some().then(|| Outage {
+        breaker: Breaker::new(config.store.breaker, seed(&id)),
+        fallback: Fallback::new(Arc::clone(&memory), gateways, config.store.max_keys, metrics.clone()),
+        probe: probe(&config, &id),
+    });
+    let limiter = Arc::new(Limiter::new(Arc::clone(&store), outage, Arc::clone(&clock), metrics.clone()));
     metrics.revision.set(i64::try_from(snapshot.revision).unwrap_or(i64::MAX));
     let live = Arc::new(ArcSwap::from_pointee(Live::new(&config, snapshot, &metrics)?));
     let reloader =
@@ -124,7 +133,7 @@ where
     for listener in &config.listeners {
         listen(&mut traffic, listener)?;
     }
-    server.add_service(Traffic::new(traffic, store, driver));
+    server.add_service(Traffic::new(traffic, store, Arc::clone(&limiter), driver));
     let admin = Admin {
         live,
         limiter,
@@ -166,13 +175,49 @@ pub fn catch_hangups() -> std::io::Result<()> {
 type Stored = (Arc<dyn Store>, Option<Driver>, &'static str);
 
 /// The store that the configuration names, and what drives it.
-fn store(config: &Config, memory: &Arc<MemoryStore>, metrics: &Metrics) -> Result<Stored, StartError> {
+fn store(
+    config: &Config,
+    id: &str,
+    gateways: &Arc<AtomicU32>,
+    memory: &Arc<MemoryStore>,
+    metrics: &Metrics,
+) -> Result<Stored, StartError> {
     let Some(redis) = &config.store.redis else {
         metrics.store.connected.set(1);
         return Ok((Arc::clone(memory) as Arc<dyn Store>, None, "memory"));
     };
-    let (store, driver) = RedisStore::new(&redis.url.value.0, redis.timeout, metrics.store.clone())?;
+    // A number in the configuration needs no counting.
+    let heartbeat =
+        config.gateways.is_none().then(|| Heartbeat::new(&config.store.key_prefix, id, Arc::clone(gateways)));
+    metrics.store.live_gateways.set(i64::from(gateways.load(Ordering::Relaxed)));
+    let (store, driver) =
+        RedisStore::new(&redis.url.value.0, redis.timeout, heartbeat, metrics.store.clone())?;
     Ok((Arc::new(store), Some(driver), "redis"))
+}
+
+/// A name for this process that no other has: where it runs, and when it began.
+fn gateway_id(clock: &Arc<dyn Clock>) -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}-{}-{}", host.trim(), std::process::id(), clock.now().as_micros())
+}
+
+/// A number from a name.
+fn seed(id: &str) -> u64 {
+    id.bytes()
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
+}
+
+/// What the way back to the store begins with: a bucket of this gateway's own, written like any other,
+/// so that a store that only reads does not pass for well.
+fn probe(config: &Config, id: &str) -> Check {
+    Check {
+        rule: RuleId::TENANT,
+        key: Key::internal(&config.store.key_prefix, &format!("probe-{:016x}", seed(id))),
+        limit: config.rules.default.value,
+        cost: 1,
+        demand: Demand::Debit,
+        on_store_failure: OnStoreFailure::Local,
+    }
 }
 
 fn server_conf(config: &Config) -> ServerConf {

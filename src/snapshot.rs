@@ -12,7 +12,7 @@ use crate::identity::Identity;
 use crate::key::{Hasher, Key, Part};
 use crate::limit::Limit;
 use crate::route::{Route, RouteId, RouteTable};
-use crate::rule::{Check, Checks, RuleId};
+use crate::rule::{Check, Checks, Demand, RuleId};
 
 /// Routes, rules and identity at one revision.
 #[derive(Debug)]
@@ -98,6 +98,7 @@ impl Snapshot {
             key,
             limit: numbers.limit,
             cost: route.cost,
+            demand: Demand::Take,
             on_store_failure: numbers.on_store_failure.unwrap_or(route.on_store_failure),
         }]
     }

@@ -52,15 +52,36 @@ pub enum StoreFault {
 
 impl StoreFault {
     /// The label in metrics.
-    pub const fn kind(&self) -> &'static str {
+    pub fn kind(&self) -> &'static str {
         match self {
             Self::Down => "down",
             Self::Timeout => "timeout",
             Self::QueueFull => "queue_full",
             Self::Io(_) => "io",
-            Self::Refused(_) => "refused",
+            Self::Refused(text) => refusal(text),
             Self::WrongType(_) => "wrong_type",
             Self::BadReply(_) => "bad_reply",
         }
     }
+
+    /// Whether it tells of the store as a whole, and not of one key.
+    pub const fn is_of_the_node(&self) -> bool {
+        !matches!(self, Self::WrongType(_))
+    }
+}
+
+/// What kind of refusal a text begins with, from a closed set.
+fn refusal(text: &str) -> &'static str {
+    const KINDS: [(&str, &str); 9] = [
+        ("READONLY", "readonly"),
+        ("LOADING", "loading"),
+        ("MASTERDOWN", "masterdown"),
+        ("OOM", "oom"),
+        ("BUSY", "busy"),
+        ("NOAUTH", "noauth"),
+        ("WRONGPASS", "noauth"),
+        ("NOPERM", "noperm"),
+        ("NOREPLICAS", "noreplicas"),
+    ];
+    KINDS.iter().find(|(word, _)| text.contains(word)).map_or("refused", |(_, kind)| kind)
 }

@@ -72,7 +72,6 @@ fn a_good_config_is_summed_up() {
     // An empty hash_secret works, and is warned about.
     let warned = String::from_utf8(output.stderr).unwrap();
     assert!(warned.contains("warning: identity.hash_secret: is empty"), "{warned}");
-    assert!(warned.contains("warning: cluster.gateways: auto counts as 1"), "{warned}");
 }
 
 #[test]

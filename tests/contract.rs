@@ -10,7 +10,7 @@ use tollgate::key::{Hasher, Key, Part};
 use tollgate::limit::token_bucket::TokenBucket;
 use tollgate::limit::{Limit, Outcome};
 use tollgate::metrics::Metrics;
-use tollgate::rule::{Check, Checks, RuleId, Verdicts};
+use tollgate::rule::{Check, Checks, Demand, RuleId, Verdicts};
 use tollgate::store::Store;
 use tollgate::store::memory::MemoryStore;
 use tollgate::store::redis::RedisStore;
@@ -25,6 +25,7 @@ pub fn check(name: &str, capacity: u64, rate: &str, cost: u64) -> Check {
         key: Key::tenant_route("rl", &Part::known(name.as_bytes(), &hasher), &Part::known(b"r", &hasher)),
         limit: Limit::TokenBucket(TokenBucket::new(capacity, rate.parse().unwrap()).unwrap()),
         cost,
+        demand: Demand::Take,
         on_store_failure: OnStoreFailure::Local,
     }
 }
@@ -43,7 +44,7 @@ impl Running {
 
     pub fn redis(url: &str, timeout: Duration) -> Self {
         let (runtime, metrics) = (runtime(), Metrics::new().unwrap());
-        let (store, driver) = RedisStore::new(url, timeout, metrics.store.clone()).unwrap();
+        let (store, driver) = RedisStore::new(url, timeout, None, metrics.store.clone()).unwrap();
         runtime.spawn(driver.run());
         eventually("a connection to Redis", || store.is_up().then_some(()));
         Self { store: Arc::new(store), runtime }

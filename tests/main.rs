@@ -21,5 +21,7 @@ mod demo;
 mod faults;
 mod harness;
 mod lifecycle;
+mod outage;
+mod simulation;
 mod tidy;
 mod twins;

@@ -14,7 +14,7 @@ const LAYERS: [&[&str]; 14] = [
     &["decision", "snapshot"],
     &["store"],
     &["source"],
-    &["fallback"],
+    &["breaker", "fallback"],
     &["limiter"],
     &["proxy"],
     &["reload"],

@@ -9,8 +9,8 @@ use super::fault::{Fault, Placed};
 use super::fields::{Reading, join, placed};
 use super::yaml::{Kind, Node};
 use super::{
-    Admin, Certificate, Config, Headers, Identity, Level, Listener, Log, LogFormat, Missing, OnStoreFailure,
-    Redis, Route, Row, Rules, Secret, Store, Upstream,
+    Admin, Breaker, Certificate, Config, Headers, Identity, Level, Listener, Log, LogFormat, Missing,
+    OnStoreFailure, Redis, Route, Row, Rules, Secret, Store, Upstream,
 };
 use crate::limit::Limit;
 use crate::limit::rate::Rate;
@@ -57,12 +57,8 @@ pub(super) fn config(root: &Node<'_>, r: &mut Reading<'_>) -> Config {
         ],
     );
     let mut warnings = Vec::new();
-    let store = store_of(store, r, &mut warnings);
+    let store = store_of(store, r);
     let gateways = cluster.and_then(|node| gateways_of(node, r, &mut warnings));
-    if store.redis.is_some() && gateways.is_none() {
-        let message = "auto counts as 1 in this version: while Redis is away each gateway gives out whole limits; set the number";
-        warnings.push(Fault::new(cluster.unwrap_or(root).place, "cluster.gateways", message));
-    }
     Config {
         threads: threads.and_then(|node| threads_of(node, r)),
         drain: drain.and_then(|node| r.duration(node, "drain")).unwrap_or(Duration::from_secs(30)),
@@ -172,8 +168,10 @@ fn admin_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Ad
     }
 }
 
-fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>, warnings: &mut Vec<Fault>) -> Store {
-    let mut store = Store { redis: None, max_keys: MAX_KEYS as usize, key_prefix: "rl".into() };
+fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Store {
+    let breaker =
+        Breaker { failure_permille: 500, consecutive_failures: 10, open_for: Duration::from_secs(1) };
+    let mut store = Store { redis: None, max_keys: MAX_KEYS as usize, key_prefix: "rl".into(), breaker };
     let Some(node) = node else { return store };
     if let Kind::Scalar { text, .. } = &node.kind {
         if text != "memory" {
@@ -200,8 +198,7 @@ fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>, warnings: &mut Vec<Fau
         }
     }
     if let Some(node) = breaker {
-        breaker_of(node, r);
-        no_effect_yet(warnings, node, "store.breaker");
+        breaker_of(node, r, &mut store.breaker);
     }
     if let Some(node) = redis {
         redis_of(node, r, &mut store);
@@ -209,12 +206,38 @@ fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>, warnings: &mut Vec<Fau
     store
 }
 
-fn breaker_of(node: &Node<'_>, r: &mut Reading<'_>) {
+fn breaker_of(node: &Node<'_>, r: &mut Reading<'_>, breaker: &mut Breaker) {
     let [ratio, consecutive, open_for] =
         r.fields(node, "store.breaker", ["failure_ratio", "consecutive_failures", "open_for"]);
-    ratio.map(|node| r.fraction(node, "store.breaker.failure_ratio"));
-    consecutive.map(|node| r.whole(node, "store.breaker.consecutive_failures"));
-    open_for.map(|node| r.duration(node, "store.breaker.open_for"));
+    if let Some((node, ratio)) =
+        ratio.and_then(|node| Some((node, r.fraction(node, "store.breaker.failure_ratio")?)))
+    {
+        #[expect(clippy::cast_sign_loss, reason = "a fraction is not negative")]
+        let permille = (ratio * 1_000.0).round() as u32;
+        if permille == 0 {
+            r.fault(
+                node.place,
+                "store.breaker.failure_ratio",
+                "expected more than 0: else every call would open it",
+            );
+        }
+        breaker.failure_permille = permille;
+    }
+    if let Some(node) = consecutive {
+        let field = "store.breaker.consecutive_failures";
+        match r.whole(node, field).map(u32::try_from) {
+            Some(Ok(failures @ 1..)) => breaker.consecutive_failures = failures,
+            Some(_) => r.fault(node.place, field, "expected a number from 1 to 4294967295"),
+            None => {}
+        }
+    }
+    if let Some(node) = open_for {
+        match r.duration(node, "store.breaker.open_for") {
+            Some(pause) if !pause.is_zero() => breaker.open_for = pause,
+            Some(_) => r.fault(node.place, "store.breaker.open_for", "expected at least 1ms"),
+            None => {}
+        }
+    }
 }
 
 fn redis_of(node: &Node<'_>, r: &mut Reading<'_>, store: &mut Store) {

@@ -148,8 +148,22 @@ impl TokenBucket {
 
     /// Takes an allowed `cost` from `bucket` and restates the verdict.
     pub fn take(&self, bucket: Bucket, cost: u64, now: Timestamp) -> (Bucket, Verdict) {
-        let units = bucket.units - self.units(cost);
-        let bucket = Bucket { units, ..bucket };
+        self.holding(bucket.units - self.units(cost), bucket.at, now)
+    }
+
+    /// Takes as much of `cost` as there is: it has been spent elsewhere already.
+    pub fn debit(&self, bucket: Bucket, cost: u64, now: Timestamp) -> (Bucket, Verdict) {
+        self.holding(bucket.units.saturating_sub(self.units(cost)), bucket.at, now)
+    }
+
+    /// A bucket that holds `tokens` at `now`, at most the capacity.
+    pub fn at_level(&self, tokens: u64, now: Timestamp) -> (Bucket, Verdict) {
+        self.holding(tokens.min(self.capacity) * self.scale, now, now)
+    }
+
+    /// A bucket of `units` that are counted up to `at`, and what an allowed request is told of it.
+    fn holding(&self, units: u64, at: Timestamp, now: Timestamp) -> (Bucket, Verdict) {
+        let bucket = Bucket { units, scale: self.scale, at };
         let reset_ms = self.wait_ms(bucket, self.capacity * self.scale - units, now);
         let remaining = units / self.scale;
         (bucket, Verdict { outcome: Outcome::Allowed, remaining, retry_after_ms: 0, reset_ms })

@@ -1,16 +1,17 @@
 use std::sync::Mutex;
+use std::sync::atomic::AtomicU32;
 
 use async_trait::async_trait;
 use smallvec::smallvec;
 
 use super::*;
 use crate::clock::ManualClock;
-use crate::config::OnStoreFailure;
+use crate::config::{Breaker as Settings, OnStoreFailure};
 use crate::decision::Admission;
 use crate::key::{Hasher, Key, Part};
 use crate::limit::token_bucket::TokenBucket;
 use crate::limit::{Limit, Outcome, Verdict};
-use crate::rule::{Check, RuleId, Verdicts};
+use crate::rule::{Check, Demand, RuleId, Verdicts};
 use crate::store::memory::MemoryStore;
 
 /// A store that answers what it was told to.
@@ -36,6 +37,7 @@ fn checks(capacity: u64, on_store_failure: OnStoreFailure) -> Checks {
         key: Key::tenant_route("rl", &part, &part),
         limit: Limit::TokenBucket(TokenBucket::new(capacity, "1/h".parse().unwrap()).unwrap()),
         cost: 1,
+        demand: Demand::Take,
         on_store_failure,
     }]
 }
@@ -44,8 +46,13 @@ fn limiter(gateways: u32, answers: Vec<Result<Outcome, StoreFault>>) -> (Limiter
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::at(Timestamp::from_micros(1_764_000_000_000_000)));
     let metrics = Metrics::new().unwrap();
     let memory = Arc::new(MemoryStore::new(100, Arc::clone(&clock)));
-    let fallback = Fallback::new(Arc::clone(&memory), gateways, metrics.clone());
-    (Limiter::new(Arc::new(Scripted(Mutex::new(answers))), fallback, clock, metrics), memory)
+    let gateways = Arc::new(AtomicU32::new(gateways));
+    let fallback = Fallback::new(Arc::clone(&memory), gateways, 100, metrics.clone());
+    let settings =
+        Settings { failure_permille: 500, consecutive_failures: 10, open_for: Duration::from_secs(1) };
+    let probe = checks(10, OnStoreFailure::Local).remove(0);
+    let outage = Outage { breaker: Breaker::new(settings, 1), fallback, probe };
+    (Limiter::new(Arc::new(Scripted(Mutex::new(answers))), Some(outage), clock, metrics), memory)
 }
 
 fn decide(limiter: &Limiter, checks: &Checks) -> (Admission, Basis) {
@@ -65,7 +72,8 @@ fn without_checks_nothing_is_asked() {
 fn the_fallback_is_not_consulted_on_a_refusal() {
     let (limiter, memory) = limiter(1, vec![Ok(Outcome::Refused)]);
     assert_eq!(decide(&limiter, &checks(100, OnStoreFailure::Local)), (Admission::Refused, Basis::Store));
-    assert!(memory.is_empty());
+    let left = memory.take(&[Check { cost: 0, ..checks(100, OnStoreFailure::Local)[0].clone() }]);
+    assert_eq!(left[0].remaining, 0, "what the store told last, and nothing of its own");
 }
 
 #[test]

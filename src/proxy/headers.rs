@@ -97,7 +97,7 @@ mod tests {
     use crate::key::{Hasher, Key, Part};
     use crate::limit::token_bucket::TokenBucket;
     use crate::limit::{Limit, Verdict};
-    use crate::rule::{Check, RuleId};
+    use crate::rule::{Check, Demand, RuleId};
 
     fn decided(verdict: Verdict) -> (Checks, Decision) {
         let part = Part::known(b"a", &Hasher::new(b""));
@@ -106,6 +106,7 @@ mod tests {
             key: Key::tenant_route("rl", &part, &part),
             limit: Limit::TokenBucket(TokenBucket::new(100, "100/m".parse().unwrap()).unwrap()),
             cost: 1,
+            demand: Demand::Take,
             on_store_failure: OnStoreFailure::Local,
         };
         (smallvec![check], Decision::from_verdicts(Basis::Store, smallvec![verdict]))

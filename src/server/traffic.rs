@@ -1,4 +1,4 @@
-//! The traffic service: the proxy, with the store's driver on the same runtime.
+//! The traffic service: the proxy, with the store's driver and the limiter's way back on the same runtime.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,6 +7,7 @@ use async_trait::async_trait;
 use pingora::server::{ListenFds, ShutdownWatch};
 use pingora::services::Service;
 
+use crate::limiter::Limiter;
 use crate::store::Store;
 use crate::store::redis::Driver;
 
@@ -17,12 +18,18 @@ const WAIT_FOR_STORE: Duration = Duration::from_secs(1);
 pub(super) struct Traffic<S> {
     proxy: S,
     store: Arc<dyn Store>,
+    limiter: Arc<Limiter>,
     driver: Option<Driver>,
 }
 
 impl<S> Traffic<S> {
-    pub(super) fn new(proxy: S, store: Arc<dyn Store>, driver: Option<Driver>) -> Self {
-        Self { proxy, store, driver }
+    pub(super) fn new(
+        proxy: S,
+        store: Arc<dyn Store>,
+        limiter: Arc<Limiter>,
+        driver: Option<Driver>,
+    ) -> Self {
+        Self { proxy, store, limiter, driver }
     }
 }
 
@@ -38,6 +45,8 @@ impl<S: Service> Service for Traffic<S> {
             // Here, because this is the runtime of the proxy: a driver on another one would pay for a
             // thread's waking with each flight.
             tokio::spawn(driver.run());
+            let limiter = Arc::clone(&self.limiter);
+            tokio::spawn(async move { limiter.keep_recovering().await });
             let connected = async {
                 while !self.store.is_up() {
                     tokio::time::sleep(Duration::from_millis(2)).await;

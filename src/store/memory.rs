@@ -15,10 +15,13 @@ use crate::clock::{Clock, Timestamp};
 use crate::key::Key;
 use crate::limit::token_bucket::{Bucket, TokenBucket};
 use crate::limit::{Limit, Outcome};
-use crate::rule::{Check, Checks, Verdicts};
+use crate::rule::{Check, Checks, Demand, Verdicts};
 
 /// Locks that requests spread over.
 const SHARDS: usize = 64;
+
+/// Buckets that a shard has room for at least: in smaller ones two busy keys could push out each other.
+const FEWEST_PER_SHARD: usize = 256;
 
 /// Buckets looked at when one must go.
 const LOOKED_AT: usize = 8;
@@ -52,7 +55,7 @@ impl MemoryStore {
     /// A store of at most `max_keys` buckets (at least 1).
     pub fn new(max_keys: usize, clock: Arc<dyn Clock>) -> Self {
         let max_keys = max_keys.max(1);
-        let shards = max_keys.min(SHARDS);
+        let shards = (max_keys / FEWEST_PER_SHARD).clamp(1, SHARDS);
         Self {
             shards: (0..shards).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
@@ -77,14 +80,20 @@ impl MemoryStore {
             let Limit::TokenBucket(limit) = &check.limit;
             let bucket = limit.refilled(shards.of(*home).recall(&check.key, now), now);
             buckets.push(bucket);
-            verdicts.push(limit.judge(bucket, check.cost, now));
+            verdicts.push(match check.demand {
+                Demand::Take => limit.judge(bucket, check.cost, now),
+                Demand::Debit => limit.judge(bucket, 0, now),
+            });
         }
         let admitted = verdicts.iter().all(|verdict| verdict.outcome == Outcome::Allowed);
         for (((check, home), bucket), verdict) in checks.iter().zip(&homes).zip(buckets).zip(&mut verdicts) {
             let Limit::TokenBucket(limit) = &check.limit;
             let shard = shards.of(*home);
             if admitted && check.cost > 0 {
-                let (bucket, taken) = limit.take(bucket, check.cost, now);
+                let (bucket, taken) = match check.demand {
+                    Demand::Take => limit.take(bucket, check.cost, now),
+                    Demand::Debit => limit.debit(bucket, check.cost, now),
+                };
                 *verdict = taken;
                 let evicted = shard.put(&check.key, limit, bucket, taken.reset_ms, now, self.per_shard);
                 self.evicted.fetch_add(u64::from(evicted), Ordering::Relaxed);
@@ -93,6 +102,15 @@ impl MemoryStore {
             }
         }
         verdicts
+    }
+
+    /// Sets what one bucket holds.
+    pub fn set_level(&self, key: &Key, limit: &Limit, tokens: u64, now: Timestamp) {
+        let Limit::TokenBucket(limit) = limit;
+        let (bucket, verdict) = limit.at_level(tokens, now);
+        let mut shard = lock(&self.shards[self.home(key)]);
+        let evicted = shard.put(key, limit, bucket, verdict.reset_ms, now, self.per_shard);
+        self.evicted.fetch_add(u64::from(evicted), Ordering::Relaxed);
     }
 
     /// Buckets that are held now.
@@ -194,10 +212,12 @@ impl Shard {
     /// and buckets that are nearly full, not the client who has used up its own.
     fn evict(&mut self, now: Timestamp) -> bool {
         let length = self.buckets.len();
-        let looked_at = (0..LOOKED_AT.min(length)).map(|step| (self.hand + step) % length);
+        // Spread over the shard: neighbours came together, and may all be busy.
+        let stride = (length / LOOKED_AT).max(1);
+        let looked_at = (0..LOOKED_AT.min(length)).map(|step| (self.hand + step * stride) % length);
         let fullest =
             looked_at.filter_map(|index| Some((self.buckets.get_index(index)?.1.full_at, index))).min();
-        self.hand = (self.hand + LOOKED_AT) % length.max(1);
+        self.hand = (self.hand + 1) % length.max(1);
         let Some((full_at, index)) = fullest else { return false };
         self.buckets.swap_remove_index(index);
         now < full_at

@@ -6,6 +6,7 @@
 
 mod connection;
 mod flights;
+mod heartbeat;
 pub mod script;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use self::flights::{Flights, Waiting};
+pub use self::heartbeat::Heartbeat;
 use super::{Store, StoreFault};
 use crate::metrics::StoreMetrics;
 use crate::rule::{Checks, Verdicts};
@@ -41,12 +43,18 @@ pub struct Driver(Flights);
 pub struct AddressError(String);
 
 impl RedisStore {
-    /// A store on the Redis at `url`, which is not connected before its driver runs.
-    pub fn new(url: &str, timeout: Duration, metrics: StoreMetrics) -> Result<(Self, Driver), AddressError> {
+    /// A store on the Redis at `url`, which is not connected before its driver runs. The driver keeps
+    /// `heartbeat` going, if there is one.
+    pub fn new(
+        url: &str,
+        timeout: Duration,
+        heartbeat: Option<Heartbeat>,
+        metrics: StoreMetrics,
+    ) -> Result<(Self, Driver), AddressError> {
         let client = connection::client(url).map_err(|error| AddressError(error.to_string()))?;
         let (queue, waiting) = mpsc::channel(LONGEST_QUEUE);
         let up = Arc::new(AtomicBool::new(false));
-        let flights = Flights { client, waiting, up: Arc::clone(&up), timeout, metrics };
+        let flights = Flights::new(client, waiting, Arc::clone(&up), timeout, heartbeat, metrics);
         Ok((Self { queue, up }, Driver(flights)))
     }
 

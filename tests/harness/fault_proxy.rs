@@ -16,6 +16,7 @@ pub struct FaultProxy {
 struct Faults {
     delay_ms: AtomicU64,
     swallow_replies: AtomicBool,
+    black_hole: AtomicBool,
 }
 
 impl FaultProxy {
@@ -51,11 +52,21 @@ impl FaultProxy {
     }
 }
 
+impl FaultProxy {
+    /// Nothing arrives anywhere, and nobody is told: as behind a firewall that drops.
+    pub fn black_hole(&self, on: bool) {
+        self.faults.black_hole.store(on, Ordering::SeqCst);
+    }
+}
+
 fn copy(mut from: TcpStream, mut to: TcpStream, faults: &Faults, replies: bool) {
     let mut buffer = vec![0; 64 * 1024];
     while let Ok(length) = from.read(&mut buffer) {
         if length == 0 {
             break;
+        }
+        if faults.black_hole.load(Ordering::SeqCst) {
+            continue;
         }
         if replies && faults.swallow_replies.load(Ordering::SeqCst) {
             continue;

@@ -58,7 +58,14 @@ impl Redis {
         child.wait().unwrap();
     }
 
-    /// Starts it again, empty, on the same port.
+    /// Sends it a signal.
+    pub fn signal(&self, name: &str) {
+        let Server::Process { child, .. } = &self.server else { panic!("only a process can be signalled") };
+        let status = Command::new("kill").args(["-s", name, &child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Starts it again on the same port: with what was saved, or empty.
     pub fn restart(&mut self) {
         let Server::Process { child, folder } = &mut self.server else {
             panic!("only a process can be restarted")
@@ -102,6 +109,7 @@ impl Drop for Redis {
 fn spawn(port: u16, folder: &std::path::Path) -> Child {
     Command::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+        .args(["--enable-debug-command", "yes"])
         .current_dir(folder)
         .stdout(Stdio::null())
         .spawn()

@@ -6,7 +6,7 @@ use super::*;
 use crate::clock::ManualClock;
 use crate::config::OnStoreFailure;
 use crate::key::{Hasher, Part};
-use crate::rule::RuleId;
+use crate::rule::{Demand, RuleId};
 
 const START: Timestamp = Timestamp::from_micros(1_764_000_000_000_000);
 
@@ -17,6 +17,7 @@ fn check(name: &str, capacity: u64, rate: &str) -> Check {
         key: Key::tenant_route("rl", &Part::known(name.as_bytes(), &hasher), &Part::known(b"r", &hasher)),
         limit: Limit::TokenBucket(TokenBucket::new(capacity, rate.parse().unwrap()).unwrap()),
         cost: 1,
+        demand: Demand::Take,
         on_store_failure: OnStoreFailure::Local,
     }
 }
@@ -77,9 +78,9 @@ fn threads_with_two_buckets_each_do_not_deadlock() {
 /// B079: a small bound is enforced, never ignored.
 #[test]
 fn small_bounds_hold() {
-    for max_keys in [0, 1, 2, 63, 64, 65] {
+    for max_keys in [0, 1, 2, 255, 256, 600] {
         let (store, _) = store(max_keys);
-        for index in 0..500 {
+        for index in 0..2_000 {
             store.take(&[check(&format!("k{index}"), 5, "1/h")]);
             assert!(store.len() <= max_keys.max(1), "{} of {max_keys}", store.len());
         }

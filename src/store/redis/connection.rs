@@ -44,17 +44,17 @@ impl Connection {
     }
 
     /// Calls the script by its hash.
-    pub(super) async fn call(&mut self, keys_and_arguments: &script::Flight) -> Result<Value, RedisError> {
-        match self.connection.send_packed_command(&keys_and_arguments.command(&self.sha)).await? {
+    pub(super) async fn call(&mut self, flight: &script::Flight) -> Result<Value, RedisError> {
+        self.send(&flight.command(&self.sha)).await
+    }
+
+    /// Sends one command.
+    pub(super) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
+        match self.connection.clone().send_packed_command(command).await? {
             // An error that Redis answered comes as a value.
             Value::ServerError(error) => Err(error.into()),
             reply => Ok(reply),
         }
-    }
-
-    /// Asks for a sign of life.
-    pub(super) async fn ping(&mut self) -> Result<Value, RedisError> {
-        self.connection.send_packed_command(&redis::cmd("PING")).await
     }
 
     /// Loads the script again, after Redis has said that it does not know it.

@@ -13,13 +13,11 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::connection::Connection;
+use super::heartbeat::{self, Heartbeat};
 use super::script::Flight;
 use crate::metrics::StoreMetrics;
 use crate::rule::{Checks, Verdicts};
 use crate::store::StoreFault;
-
-/// How often a connection is looked after that nobody uses.
-const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// How many deadlines an answer may be late before Redis counts as down.
 const PATIENCE: u32 = 4;
@@ -41,11 +39,14 @@ pub(super) struct Waiting {
 
 /// The driver of one Redis.
 pub(super) struct Flights {
-    pub(super) client: Client,
-    pub(super) waiting: mpsc::Receiver<Waiting>,
-    pub(super) up: Arc<AtomicBool>,
-    pub(super) timeout: Duration,
-    pub(super) metrics: StoreMetrics,
+    client: Client,
+    waiting: mpsc::Receiver<Waiting>,
+    up: Arc<AtomicBool>,
+    timeout: Duration,
+    heartbeat: Option<Heartbeat>,
+    connected_at: Instant,
+    next_beat: Instant,
+    metrics: StoreMetrics,
 }
 
 /// What became of a connection.
@@ -57,10 +58,24 @@ enum Lost {
 }
 
 impl Flights {
+    pub(super) fn new(
+        client: Client,
+        waiting: mpsc::Receiver<Waiting>,
+        up: Arc<AtomicBool>,
+        timeout: Duration,
+        heartbeat: Option<Heartbeat>,
+        metrics: StoreMetrics,
+    ) -> Self {
+        let now = Instant::now();
+        Self { client, waiting, up, timeout, heartbeat, connected_at: now, next_beat: now, metrics }
+    }
+
     /// Connects, flies until the connection is lost, and begins anew.
     pub(super) async fn run(mut self) {
         loop {
             let Some(connection) = self.connect().await else { return };
+            self.connected_at = Instant::now();
+            self.next_beat = self.connected_at;
             self.set_up(true);
             let lost = self.fly(connection).await;
             self.set_up(false);
@@ -99,7 +114,7 @@ impl Flights {
         loop {
             let lost = match self.next_at(&mut gate).await {
                 Next::Request => self.one_flight(&mut connection, &mut gate).await,
-                Next::Nobody => self.check_connection(&mut connection, &mut gate).await,
+                Next::Heartbeat => self.beat(&mut connection, &mut gate).await,
                 Next::End => Err(Lost::Gateway),
             };
             if let Err(lost) = lost {
@@ -109,18 +124,21 @@ impl Flights {
         }
     }
 
-    /// Waits for somebody at the gate, but not so long that a lost connection would go unnoticed.
+    /// Waits for somebody at the gate, or for the time of the next heartbeat.
     async fn next_at(&mut self, gate: &mut VecDeque<Waiting>) -> Next {
+        if Instant::now() >= self.next_beat {
+            return Next::Heartbeat;
+        }
         if !gate.is_empty() {
             return Next::Request;
         }
-        match tokio::time::timeout(CHECK_EVERY, self.waiting.recv()).await {
+        match tokio::time::timeout_at(self.next_beat, self.waiting.recv()).await {
             Ok(Some(waiting)) => {
                 gate.push_back(waiting);
                 Next::Request
             }
             Ok(None) => Next::End,
-            Err(_) => Next::Nobody,
+            Err(_) => Next::Heartbeat,
         }
     }
 
@@ -167,16 +185,21 @@ impl Flights {
         }
     }
 
-    /// A cheap question while nobody else asks one.
-    async fn check_connection(
-        &mut self,
-        connection: &mut Connection,
-        gate: &mut VecDeque<Waiting>,
-    ) -> Result<(), Lost> {
-        let mut ping = std::pin::pin!(connection.ping());
-        match in_time(&mut ping, self.timeout).await {
-            Some(reply) => reply.map(drop).map_err(Lost::Connection),
-            None => self.await_late(ping, gate).await,
+    /// Says that this gateway lives; also finds out that a connection nobody uses is lost.
+    async fn beat(&mut self, connection: &mut Connection, gate: &mut VecDeque<Waiting>) -> Result<(), Lost> {
+        self.next_beat = Instant::now() + heartbeat::EVERY;
+        let command = self.heartbeat.as_ref().map_or_else(|| redis::cmd("PING"), Heartbeat::command);
+        let mut answer = std::pin::pin!(connection.send(&command));
+        match in_time(&mut answer, self.timeout).await {
+            Some(Ok(reply)) => {
+                if let Some(heartbeat) = &self.heartbeat {
+                    let live = heartbeat.heard(&reply, self.connected_at);
+                    self.metrics.live_gateways.set(i64::from(live));
+                }
+                Ok(())
+            }
+            Some(Err(error)) => came(Err::<(), _>(error)),
+            None => self.await_late(answer, gate).await,
         }
     }
 
@@ -232,7 +255,7 @@ impl Flights {
 /// What comes next for the driver.
 enum Next {
     Request,
-    Nobody,
+    Heartbeat,
     End,
 }
 

@@ -4,7 +4,7 @@ use redis::{Cmd, Value};
 use smallvec::SmallVec;
 
 use crate::limit::{Limit, Outcome, Verdict};
-use crate::rule::{Checks, Verdicts};
+use crate::rule::{Checks, Demand, Verdicts};
 use crate::store::StoreFault;
 
 /// The script: Redis' time, the limits, and the loop over the requests of a flight.
@@ -55,7 +55,11 @@ impl Flight {
             command.arg(request.len());
             for check in request {
                 let Limit::TokenBucket(limit) = &check.limit;
-                command.arg(limit.units(check.cost));
+                let units = limit.units(check.cost).cast_signed();
+                command.arg(match check.demand {
+                    Demand::Take => units,
+                    Demand::Debit => -units,
+                });
                 for number in limit.script_numbers() {
                     command.arg(number);
                 }

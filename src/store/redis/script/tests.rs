@@ -4,13 +4,14 @@ fn flight(requests: usize) -> Flight {
     use crate::config::OnStoreFailure;
     use crate::key::{Hasher, Key, Part};
     use crate::limit::token_bucket::TokenBucket;
-    use crate::rule::{Check, RuleId};
+    use crate::rule::{Check, Demand, RuleId};
     let part = Part::known(b"a", &Hasher::new(b""));
     let check = Check {
         rule: RuleId::TENANT,
         key: Key::tenant_route("rl", &part, &part),
         limit: Limit::TokenBucket(TokenBucket::new(20, "10".parse().unwrap()).unwrap()),
         cost: 1,
+        demand: Demand::Take,
         on_store_failure: OnStoreFailure::Local,
     };
     let mut flight = Flight::new();

@@ -1,0 +1,325 @@
+//! The circuit in front of a store node: while it is open nobody asks the store, so nobody waits.
+//!
+//! closed -> open on a share of failures in a window, or on a number of failures in a row;
+//! open -> half-open after a pause that grows and jitters; half-open -> closed when one probe has come
+//! back and what was spent meanwhile is settled, else -> open.
+//!
+//! Asking and recording cannot come apart: [`Breaker::admit`] gives a [`Call`] that takes the outcome.
+//! A probe that is dropped on the way opens the circuit again, so half-open cannot get stuck.
+
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::clock::Timestamp;
+use crate::config;
+
+/// The window over which the share of failures is taken.
+const WINDOW_MICROS: u64 = 10_000_000;
+
+/// Calls that a window must have before its share means anything: two failures of three calls are
+/// no sign of a sick store.
+const FEWEST_CALLS: u32 = 20;
+
+/// How often a pause doubles. A longer one would only delay the way back.
+const MOST_DOUBLINGS: u32 = 2;
+
+/// Whether calls pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// They pass.
+    Closed,
+    /// None passes.
+    Open,
+    /// One is tried.
+    HalfOpen,
+}
+
+impl State {
+    const ALL: [Self; 3] = [Self::Closed, Self::Open, Self::HalfOpen];
+
+    /// The label in metrics, in the log and on the status page.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Open => "open",
+            Self::HalfOpen => "half_open",
+        }
+    }
+}
+
+/// The circuit in front of one store node.
+#[derive(Debug)]
+pub struct Breaker {
+    settings: config::Breaker,
+    /// [`State`] by its position; read without a lock by every request.
+    state: AtomicU8,
+    in_a_row: AtomicU32,
+    window_started: AtomicU64,
+    calls: AtomicU32,
+    failures: AtomicU32,
+    pause: Mutex<Pause>,
+}
+
+#[derive(Debug)]
+struct Pause {
+    until: Timestamp,
+    doublings: u32,
+    random: u64,
+}
+
+impl Breaker {
+    /// A closed circuit; `seed` spreads the pauses of gateways.
+    pub fn new(settings: config::Breaker, seed: u64) -> Self {
+        Self {
+            settings,
+            state: AtomicU8::new(State::Closed as u8),
+            in_a_row: AtomicU32::new(0),
+            window_started: AtomicU64::new(0),
+            calls: AtomicU32::new(0),
+            failures: AtomicU32::new(0),
+            pause: Mutex::new(Pause { until: Timestamp::default(), doublings: 0, random: seed }),
+        }
+    }
+
+    /// Whether calls pass now.
+    pub fn state(&self) -> State {
+        State::ALL[usize::from(self.state.load(Ordering::Acquire)).min(2)]
+    }
+
+    /// A call, if one may be made.
+    pub fn admit(&self) -> Option<Call<'_>> {
+        (self.state() == State::Closed).then_some(Call(self))
+    }
+
+    /// The one probe, if the pause is over. While it lives there is no second one.
+    pub fn probe(&self, now: Timestamp) -> Option<Probe<'_>> {
+        let pause = self.pause();
+        if self.state() != State::Open || now < pause.until {
+            return None;
+        }
+        self.set(State::HalfOpen);
+        Some(Probe { breaker: self, now, closes: false })
+    }
+
+    fn succeed(&self, now: Timestamp) {
+        if self.in_a_row.load(Ordering::Relaxed) > 0 {
+            self.in_a_row.store(0, Ordering::Relaxed);
+        }
+        self.count(now, false);
+    }
+
+    /// Counts a failure; tells whether it has opened the circuit.
+    fn fail(&self, now: Timestamp) -> bool {
+        let in_a_row = self.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
+        let (calls, failures) = self.count(now, true);
+        let ratio = u64::from(self.settings.failure_permille);
+        let too_many = calls >= FEWEST_CALLS && u64::from(failures) * 1_000 >= ratio * u64::from(calls);
+        if in_a_row < self.settings.consecutive_failures && !too_many {
+            return false;
+        }
+        let mut pause = self.pause();
+        if self.state() != State::Closed {
+            return false;
+        }
+        self.open(&mut pause, now);
+        true
+    }
+
+    /// Counts one call. Two threads at the edge of a window may count one call too few: that is no
+    /// reason for a lock on every request.
+    fn count(&self, now: Timestamp, failed: bool) -> (u32, u32) {
+        let started = Timestamp::from_micros(self.window_started.load(Ordering::Relaxed));
+        if now.micros_since(started) > WINDOW_MICROS {
+            self.window_started.store(now.as_micros(), Ordering::Relaxed);
+            self.calls.store(0, Ordering::Relaxed);
+            self.failures.store(0, Ordering::Relaxed);
+        }
+        let calls = self.calls.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        let failed = u32::from(failed);
+        (calls, self.failures.fetch_add(failed, Ordering::Relaxed).saturating_add(failed))
+    }
+
+    fn open(&self, pause: &mut Pause, now: Timestamp) {
+        let whole = u64::try_from(self.settings.open_for.as_micros()).unwrap_or(u64::MAX) << pause.doublings;
+        pause.doublings = (pause.doublings + 1).min(MOST_DOUBLINGS);
+        pause.random =
+            pause.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Half of the pause is certain, half is chance: gateways do not come back in step.
+        pause.until = now.plus_micros(whole / 2 + (pause.random >> 33) % (whole / 2).max(1));
+        self.set(State::Open);
+    }
+
+    fn close(&self) {
+        self.pause().doublings = 0;
+        self.in_a_row.store(0, Ordering::Relaxed);
+        self.window_started.store(0, Ordering::Relaxed);
+        self.set(State::Closed);
+    }
+
+    fn set(&self, state: State) {
+        self.state.store(state as u8, Ordering::Release);
+    }
+
+    fn pause(&self) -> MutexGuard<'_, Pause> {
+        self.pause.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One call that the circuit let pass. Dropped without an outcome it counts for nothing.
+#[derive(Debug)]
+#[must_use = "its outcome must be recorded"]
+pub struct Call<'b>(&'b Breaker);
+
+impl Call<'_> {
+    /// The store answered: whatever it said, a refusal as well.
+    pub fn answered(self, now: Timestamp) {
+        self.0.succeed(now);
+    }
+
+    /// The store did not answer, or that it cannot. Tells whether this has opened the circuit.
+    pub fn failed(self, now: Timestamp) -> bool {
+        self.0.fail(now)
+    }
+}
+
+/// The one call that is tried while the circuit is half-open.
+#[derive(Debug)]
+pub struct Probe<'b> {
+    breaker: &'b Breaker,
+    now: Timestamp,
+    closes: bool,
+}
+
+impl Probe<'_> {
+    /// The store answers, and all that had to be told it is told.
+    pub fn close(mut self) {
+        self.closes = true;
+    }
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        if self.closes {
+            self.breaker.close();
+        } else {
+            self.breaker.open(&mut self.breaker.pause(), self.now);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const START: Timestamp = Timestamp::from_micros(1_764_000_000_000_000);
+    const SECOND: u64 = 1_000_000;
+
+    fn breaker() -> Breaker {
+        let settings = config::Breaker {
+            failure_permille: 500,
+            consecutive_failures: 10,
+            open_for: Duration::from_secs(1),
+        };
+        Breaker::new(settings, 7)
+    }
+
+    fn fail(breaker: &Breaker, times: u32, now: Timestamp) -> bool {
+        (0..times).any(|_| breaker.admit().is_some_and(|call| call.failed(now)))
+    }
+
+    fn answer(breaker: &Breaker, times: u32, now: Timestamp) {
+        for _ in 0..times {
+            breaker.admit().unwrap().answered(now);
+        }
+    }
+
+    #[test]
+    fn failures_in_a_row_open_it() {
+        let breaker = breaker();
+        assert!(!fail(&breaker, 9, START));
+        assert_eq!(breaker.state(), State::Closed);
+        assert!(fail(&breaker, 1, START));
+        assert!(breaker.admit().is_none());
+    }
+
+    #[test]
+    fn a_share_of_failures_opens_it() {
+        let breaker = breaker();
+        for _ in 0..20 {
+            answer(&breaker, 1, START);
+            if fail(&breaker, 1, START) {
+                break;
+            }
+        }
+        assert_eq!(breaker.state(), State::Open);
+    }
+
+    /// B077: answers count as success, whatever they say; a few failures among them do nothing.
+    #[test]
+    fn answers_keep_it_closed() {
+        let breaker = breaker();
+        for second in 0..100 {
+            let now = START.plus_micros(second * SECOND);
+            answer(&breaker, 60, now);
+            assert!(!fail(&breaker, 1, now));
+        }
+        assert_eq!(breaker.state(), State::Closed);
+    }
+
+    #[test]
+    fn old_failures_are_forgotten() {
+        let breaker = breaker();
+        answer(&breaker, 5, START);
+        fail(&breaker, 9, START);
+        answer(&breaker, 1, START);
+        let later = START.plus_micros(WINDOW_MICROS + SECOND);
+        answer(&breaker, 15, later);
+        assert!(!fail(&breaker, 5, later));
+    }
+
+    #[test]
+    fn one_probe_at_a_time_after_the_pause() {
+        let breaker = breaker();
+        fail(&breaker, 10, START);
+        assert!(breaker.probe(START.plus_micros(SECOND / 2 - 1)).is_none());
+        let now = START.plus_micros(SECOND);
+        let probe = breaker.probe(now).unwrap();
+        assert_eq!(breaker.state(), State::HalfOpen);
+        assert!(breaker.probe(now).is_none() && breaker.admit().is_none());
+        probe.close();
+        assert_eq!(breaker.state(), State::Closed);
+        assert!(!fail(&breaker, 9, now), "it begins anew");
+    }
+
+    /// A probe that is dropped on the way opens it again; it never sticks at half-open.
+    #[test]
+    fn a_dropped_probe_opens_it_again_for_longer() {
+        let breaker = breaker();
+        fail(&breaker, 10, START);
+        let mut now = START;
+        let mut pauses = Vec::new();
+        for _ in 0..5 {
+            let opened = now;
+            while breaker.probe(now).map(drop).is_none() {
+                now = now.plus_micros(10_000);
+            }
+            pauses.push(now.micros_since(opened));
+            assert_eq!(breaker.state(), State::Open);
+        }
+        assert!(pauses.iter().all(|pause| *pause <= 4 * SECOND + 20_000), "{pauses:?}");
+        assert!(pauses[4] > SECOND, "{pauses:?}");
+    }
+
+    #[test]
+    fn two_gateways_do_not_come_back_in_step() {
+        let until = |seed| {
+            let breaker = Breaker::new(breaker().settings, seed);
+            fail(&breaker, 10, START);
+            breaker.pause().until
+        };
+        let moments: std::collections::HashSet<_> = (0..20).map(until).collect();
+        assert!(moments.len() > 15, "{moments:?}");
+    }
+}

@@ -1,0 +1,59 @@
+//! How many gateways live: each says so once a second in Redis, and hears how many did lately.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use tokio::time::Instant;
+
+use crate::key::Key;
+
+/// The script of one heartbeat.
+const SOURCE: &str = include_str!("../../../lua/heartbeat.lua");
+
+/// How often a gateway says that it lives.
+pub(super) const EVERY: Duration = Duration::from_secs(1);
+
+/// After which silence it counts as gone.
+const GONE_AFTER: Duration = Duration::from_secs(5);
+
+/// How long after a new connection the count may only grow. After an outage the first gateway to come
+/// back would be the only one, and take the whole limit for its share.
+const SETTLES_WITHIN: Duration = Duration::from_secs(10);
+
+/// One gateway's heartbeat.
+#[derive(Debug)]
+pub struct Heartbeat {
+    key: Key,
+    id: Box<str>,
+    /// The count that all of this gateway goes by. Without Redis the last one holds.
+    live: Arc<AtomicU32>,
+}
+
+impl Heartbeat {
+    /// The heartbeat of the gateway `id`, among those that share `prefix`; tells the count to `live`.
+    pub fn new(prefix: &str, id: &str, live: Arc<AtomicU32>) -> Self {
+        Self { key: Key::internal(prefix, "gateways"), id: id.into(), live }
+    }
+
+    /// The call. By its source, not by a hash: once a second that costs nothing, and needs no reload.
+    pub(super) fn command(&self) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        let gone_after = u64::try_from(GONE_AFTER.as_millis()).unwrap_or(u64::MAX);
+        command.arg(SOURCE).arg(1).arg(self.key.as_str()).arg(&*self.id).arg(gone_after);
+        command
+    }
+
+    /// Notes the count that was answered, on a connection that has been there since `connected`.
+    pub(super) fn heard(&self, reply: &Value, connected: Instant) -> u32 {
+        let known = self.live.load(Ordering::Relaxed);
+        let Value::Int(count) = reply else { return known };
+        let count = u32::try_from(*count).unwrap_or(1).max(1);
+        if count > known || connected.elapsed() > SETTLES_WITHIN {
+            self.live.store(count, Ordering::Relaxed);
+            return count;
+        }
+        known
+    }
+}

@@ -1,0 +1,325 @@
+//! Redis breaks, in every way it can, under load on two gateways: no request fails by it, nobody waits,
+//! no flood gate opens, and the way back is found.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::gateway::everything_to;
+use crate::harness::{Connection, FaultProxy, Gateway, Redis, Upstream, eventually, get};
+
+const CAPACITY: usize = 60;
+const RATE: usize = 20;
+
+/// What came of the requests of one run.
+struct Run {
+    statuses: Vec<u16>,
+    slowest: Duration,
+    /// Admitted of the limited tenant.
+    admitted: usize,
+    took: Duration,
+}
+
+struct Outage {
+    redis: Redis,
+    gateways: [Gateway; 2],
+    _upstream: Upstream,
+}
+
+impl Outage {
+    fn start() -> Self {
+        let redis = Redis::process();
+        let port = redis.port;
+        Self::start_at(redis, port)
+    }
+
+    fn start_at(redis: Redis, port: u16) -> Self {
+        let upstream = Upstream::start();
+        let store = format!(
+            "{{redis: {{url: 'redis://127.0.0.1:{port}', timeout: 40ms}}, breaker: {{open_for: 200ms}}}}"
+        );
+        let rules = everything_to(
+            &upstream,
+            &format!(
+                "  rows:
+    - {{tenant: open, capacity: 1000000, refill_per_second: 1000000}}
+    - {{tenant: limited, capacity: {CAPACITY}, refill_per_second: {RATE}}}"
+            ),
+        );
+        let gateways = [Gateway::start(&store, &rules), Gateway::start(&store, &rules)];
+        for gateway in &gateways {
+            eventually("both gateways counted", || {
+                (gateway.metric("tollgate_live_gateways") == 2).then_some(())
+            });
+        }
+        Self { redis, gateways, _upstream: upstream }
+    }
+
+    /// Load before, during and after `break_it` .. `heal`; then the way back must be found.
+    fn run(&mut self, break_it: impl FnOnce(&mut Redis), heal: impl FnOnce(&mut Redis)) -> Run {
+        let stop = AtomicBool::new(false);
+        let Self { redis, gateways, .. } = self;
+        let gateways = &*gateways;
+        let started = Instant::now();
+        let results: Vec<(&str, u16, Duration)> = thread::scope(|scope| {
+            let clients: Vec<_> = gateways
+                .iter()
+                .flat_map(|gateway| [(gateway, "open"), (gateway, "open"), (gateway, "limited")])
+                .map(|(gateway, tenant)| {
+                    let stop = &stop;
+                    scope.spawn(move || {
+                        let mut client = Connection::open(gateway.port);
+                        let mut results = Vec::new();
+                        while !stop.load(Ordering::Relaxed) {
+                            let asked = Instant::now();
+                            let status = client.ask("GET", "/", tenant).status;
+                            results.push((tenant, status, asked.elapsed()));
+                            thread::sleep(Duration::from_millis(4));
+                        }
+                        results
+                    })
+                })
+                .collect();
+            thread::sleep(Duration::from_millis(500));
+            break_it(redis);
+            thread::sleep(Duration::from_millis(1_500));
+            heal(redis);
+            for gateway in gateways {
+                eventually("the breaker closed again", || {
+                    let status = get(gateway.admin, "/api/v1/status", "").json();
+                    (status["store"]["up"] == true).then_some(())
+                });
+            }
+            thread::sleep(Duration::from_millis(500));
+            stop.store(true, Ordering::Relaxed);
+            clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+        });
+        let admitted =
+            results.iter().filter(|(tenant, status, _)| *tenant == "limited" && *status == 200).count();
+        Run {
+            statuses: results.iter().map(|(_, status, _)| *status).collect(),
+            slowest: results.iter().map(|(.., took)| *took).max().unwrap(),
+            admitted,
+            took: started.elapsed(),
+        }
+    }
+
+    fn transitions(&self, to: &str) -> u64 {
+        self.gateways
+            .iter()
+            .map(|gateway| gateway.metric(&format!("tollgate_breaker_transitions_total{{to=\"{to}\"}}")))
+            .sum()
+    }
+
+    fn errors(&self, kind: &str) -> u64 {
+        self.gateways
+            .iter()
+            .map(|gateway| gateway.metric(&format!("tollgate_store_errors_total{{kind=\"{kind}\"}}")))
+            .sum()
+    }
+}
+
+impl Run {
+    /// `spare` capacities more than the limit are what this outage may cost.
+    #[track_caller]
+    fn check(&self, what: &str, spare: usize) {
+        let bad: Vec<u16> =
+            self.statuses.iter().copied().filter(|status| !matches!(status, 200 | 429)).collect();
+        assert!(bad.is_empty(), "{what}: {bad:?}");
+        let bound = CAPACITY * (1 + spare) + (RATE as f64 * self.took.as_secs_f64()) as usize + 4;
+        println!(
+            "{what}: {} requests, slowest {:?}, admitted {} of at most {bound} in {:?}",
+            self.statuses.len(),
+            self.slowest,
+            self.admitted,
+            self.took
+        );
+        assert!(self.admitted <= bound, "{what}: {} admitted, at most {bound}", self.admitted);
+        // The deadline is 40 ms; the rest is what a busy machine needs to schedule six clients.
+        assert!(self.slowest < Duration::from_millis(600), "{what}: a request took {:?}", self.slowest);
+        assert!(self.statuses.len() > 200, "{what}: only {} requests", self.statuses.len());
+    }
+}
+
+#[test]
+fn killed_and_started_again_empty() {
+    let mut outage = Outage::start();
+    let run = outage.run(Redis::kill, Redis::restart);
+    // Redis has forgotten, so it begins full: one capacity more, less what the gateways debit.
+    run.check("killed, back empty", 1);
+    assert!(outage.transitions("open") >= 2 && outage.transitions("closed") >= 2);
+}
+
+#[test]
+fn killed_and_started_again_with_its_data() {
+    let mut outage = Outage::start();
+    let run = outage.run(
+        |redis| {
+            let _: String = redis.command(&["SAVE"]);
+            redis.kill();
+        },
+        Redis::restart,
+    );
+    run.check("killed, back with data", 1);
+}
+
+#[test]
+fn stopped() {
+    let mut outage = Outage::start();
+    let run = outage.run(|redis| redis.signal("STOP"), |redis| redis.signal("CONT"));
+    run.check("SIGSTOP", 1);
+    assert!(outage.errors("timeout") > 0);
+}
+
+#[test]
+fn paused() {
+    let mut outage = Outage::start();
+    let run = outage.run(
+        |redis| {
+            let _: String = redis.command(&["CLIENT", "PAUSE", "1500", "ALL"]);
+        },
+        |_| {},
+    );
+    run.check("CLIENT PAUSE", 1);
+    assert!(outage.errors("timeout") > 0);
+}
+
+#[test]
+fn asleep() {
+    let mut outage = Outage::start();
+    let run = outage.run(
+        |redis| {
+            let client = redis.client();
+            thread::spawn(move || {
+                let mut connection = client.get_connection().unwrap();
+                redis::cmd("DEBUG").arg("SLEEP").arg("1.4").exec(&mut connection)
+            });
+        },
+        |_| {},
+    );
+    run.check("DEBUG SLEEP", 1);
+}
+
+#[test]
+fn in_a_black_hole() {
+    let redis = Redis::process();
+    let proxy = FaultProxy::to(redis.port);
+    let mut outage = Outage::start_at(redis, proxy.port);
+    let run = outage.run(|_| proxy.black_hole(true), |_| proxy.black_hole(false));
+    run.check("black hole", 1);
+    assert!(outage.errors("timeout") > 0);
+}
+
+#[test]
+fn full() {
+    let mut outage = Outage::start();
+    let run = outage.run(
+        |redis| {
+            let _: String = redis.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+            let _: String = redis.command(&["CONFIG", "SET", "maxmemory", "1mb"]);
+        },
+        |redis| {
+            let _: String = redis.command(&["CONFIG", "SET", "maxmemory", "0"]);
+        },
+    );
+    run.check("OOM", 1);
+    assert!(outage.errors("oom") > 0);
+}
+
+#[test]
+fn busy_with_a_script() {
+    let mut outage = Outage::start();
+    let _: String = outage.redis.command(&["CONFIG", "SET", "busy-reply-threshold", "50"]);
+    let run = outage.run(
+        |redis| {
+            let client = redis.client();
+            thread::spawn(move || {
+                let mut connection = client.get_connection().unwrap();
+                redis::cmd("EVAL").arg("while true do end").arg(0).exec(&mut connection)
+            });
+        },
+        |redis| {
+            let _: String = redis.command(&["SCRIPT", "KILL"]);
+        },
+    );
+    run.check("BUSY", 1);
+    assert!(outage.errors("busy") + outage.errors("timeout") > 0);
+}
+
+#[test]
+fn behind_a_new_password() {
+    let mut outage = Outage::start();
+    let run = outage.run(
+        |redis| {
+            let _: String = redis.command(&["CONFIG", "SET", "requirepass", "changed"]);
+            let mut connection = redis::Client::open(format!("redis://:changed@127.0.0.1:{}", redis.port))
+                .unwrap()
+                .get_connection()
+                .unwrap();
+            let _: () = redis::cmd("CLIENT")
+                .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
+                .query(&mut connection)
+                .unwrap();
+        },
+        |redis| {
+            let mut connection = redis::Client::open(format!("redis://:changed@127.0.0.1:{}", redis.port))
+                .unwrap()
+                .get_connection()
+                .unwrap();
+            redis::cmd("CONFIG").arg(&["SET", "requirepass", ""]).exec(&mut connection).unwrap();
+        },
+    );
+    run.check("password changed", 1);
+}
+
+#[test]
+fn demoted_to_a_replica() {
+    let mut outage = Outage::start();
+    let run = outage.run(
+        |redis| {
+            let _: String = redis.command(&["REPLICAOF", "127.0.0.1", "1"]);
+        },
+        |redis| {
+            let _: String = redis.command(&["REPLICAOF", "NO", "ONE"]);
+        },
+    );
+    run.check("READONLY", 1);
+    assert!(outage.errors("readonly") > 0);
+}
+
+/// B077: refusals and a lost script are answers; the breaker stays closed.
+#[test]
+fn refusals_and_lost_scripts_open_nothing() {
+    let mut outage = Outage::start();
+    let run = outage.run(
+        |redis| {
+            for _ in 0..5 {
+                let _: String = redis.command(&["SCRIPT", "FLUSH"]);
+                thread::sleep(Duration::from_millis(50));
+            }
+        },
+        |_| {},
+    );
+    run.check("SCRIPT FLUSH", 0);
+    let refused = run.statuses.iter().filter(|status| **status == 429).count();
+    assert!(refused > 20, "{refused}");
+    assert_eq!(outage.transitions("open"), 0);
+}
+
+/// The count of gateways: grows by heartbeat, and the last one holds through an outage.
+#[test]
+fn gateways_are_counted() {
+    let mut outage = Outage::start();
+    let status =
+        |outage: &Outage| get(outage.gateways[0].admin, "/api/v1/status", "").json()["gateways"].clone();
+    assert_eq!(status(&outage), 2);
+    outage.redis.kill();
+    thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(status(&outage), 2);
+    outage.redis.restart();
+    for gateway in &outage.gateways {
+        eventually("the store again", || (gateway.metric("tollgate_store_connected") == 1).then_some(()));
+    }
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(status(&outage), 2);
+}
