@@ -10,7 +10,7 @@
 -- A refusal writes nothing, unless the key would expire before it is full again: a missing key
 -- counts as full, so its time to live must outlast the refill (a slower rule, or a PERSIST by hand).
 
-local COST, CAPACITY, N, D, SCALE = {}, {}, {}, {}, {}
+local COST, CAPACITY, N, D, SCALE, DEBIT = {}, {}, {}, {}, {}, {}
 local UNITS, AT = {}, {}
 local reply = { now }
 local key, arg, out = 0, 1, 1
@@ -24,11 +24,12 @@ while arg <= last do
   for i = 1, checks do
     local a = first + (i - 1) * 6
     local cost, capacity, n, d, scale = ARGV[a] + 0, ARGV[a + 1] + 0, ARGV[a + 2] + 0, ARGV[a + 3] + 0, ARGV[a + 4] + 0
-    local units, at = refilled(KEYS[key + i], capacity, n, d, scale)
+    local units, at = refilled(KEYS[key + i], capacity, n, d, scale, cost < 0)
     if not units then
       fault = at
       break
     end
+    DEBIT[i] = cost < 0
     if cost < 0 then
       cost = -cost
       if cost > units then cost = units end
@@ -42,16 +43,18 @@ while arg <= last do
       local cost, capacity, n, d, scale, units, at = COST[i], CAPACITY[i], N[i], D[i], SCALE[i], UNITS[i], AT[i]
       local ttl = ARGV[first + i * 6 - 1]
       local code, retry = 1, 0
-      if cost > capacity then
+      if cost > capacity and not DEBIT[i] then
         code = 2
       elseif cost > units then
         code = 0
         retry = to_ms(at + time_to_earn(cost - units, n, d) - now)
       elseif admitted and cost > 0 then
         units = units - cost
-        fault = store(KEYS[key + i], units, at, scale, ttl)
+        fault = store(KEYS[key + i], units, at, scale, ttl, DEBIT[i])
       end
-      local reset = to_ms(at + time_to_earn(capacity - units, n, d) - now)
+      local missing = capacity - units
+      if missing < 0 then missing = 0 end
+      local reset = to_ms(at + time_to_earn(missing, n, d) - now)
       if code == 0 and call('PTTL', KEYS[key + i]) < reset then
         pcall('PEXPIRE', KEYS[key + i], ttl) -- a replica refuses; the neighbours go on
       end

@@ -25,12 +25,13 @@ local function time_to_earn(need, n, d)
 end
 
 local function to_ms(micros)
-  if micros > FOREVER then micros = FOREVER end
+  if micros > FOREVER then micros = FOREVER elseif micros < 0 then micros = 0 end
   return ceil(micros / 1000)
 end
 
--- What the key holds now: units and the time up to which they are counted, or nil and a reason.
-local function refilled(key, capacity, n, d, scale)
+-- What the key holds now: units and the time up to which they are counted, or nil and a reason. A
+-- debit may come from an older rule: it only subtracts, so what is above its capacity stays there.
+local function refilled(key, capacity, n, d, scale, debit)
   local state = pcall('HMGET', key, 'tokens', 'ts')
   if state.err then return nil, state.err end
   local tokens, at = state[1], state[2]
@@ -43,9 +44,13 @@ local function refilled(key, capacity, n, d, scale)
   local exact = tokens * scale
   local units = floor(exact)
   if exact - units >= 0.5 then units = units + 1 end -- not floor(x + 0.5): that is not exact near 2^53
-  if units > capacity then units = capacity end
   at = floor(at)
   local elapsed = now - at
+  if units > capacity then
+    if debit and units > 9007199254740992 then return 0, at end -- too much to count in this scale: let it be
+    if debit then return units, elapsed > 0 and now or at end
+    units = capacity
+  end
   if elapsed <= 0 then
     -- A clock that steps back mints nothing. One that was far ahead once must not freeze the bucket
     -- until it is that late again: from one fill time on, the wait begins anew.
@@ -68,7 +73,7 @@ end
 
 -- Writes a bucket; gives the reason if Redis does not take it. Numbers go as text: how a Lua number
 -- is written into a command differs between versions of Redis.
-local function store(key, units, at, scale, ttl)
+local function store(key, units, at, scale, ttl, debit)
   local tokens
   if units % scale == 0 then
     tokens = format('%.0f', units / scale)
@@ -79,5 +84,7 @@ local function store(key, units, at, scale, ttl)
   end
   local stored = pcall('HSET', key, 'tokens', tokens, 'ts', format('%.0f', at))
   if type(stored) == 'table' and stored.err then return stored.err end
+  -- A debit from an older, faster rule must not shorten a life.
+  if debit and call('PTTL', key) >= ttl + 0 then return nil end
   pcall('PEXPIRE', key, ttl)
 end

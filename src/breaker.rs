@@ -1,6 +1,7 @@
 //! The circuit in front of a store node: while it is open nobody asks the store, so nobody waits.
 //!
-//! closed -> open on a share of failures in a window, or on a number of failures in a row;
+//! closed -> open on a share of failures in a window, or on a number of failures in a row, where what
+//! fails within one deadline is one failure;
 //! open -> half-open after a pause that grows and jitters; half-open -> closed when one probe has come
 //! back and what was spent meanwhile is settled, else -> open.
 //!
@@ -57,6 +58,8 @@ pub struct Breaker {
     window_started: AtomicU64,
     calls: AtomicU32,
     failures: AtomicU32,
+    last_answer: AtomicU64,
+    last_failure: AtomicU64,
     pause: Mutex<Pause>,
 }
 
@@ -77,6 +80,8 @@ impl Breaker {
             window_started: AtomicU64::new(0),
             calls: AtomicU32::new(0),
             failures: AtomicU32::new(0),
+            last_answer: AtomicU64::new(0),
+            last_failure: AtomicU64::new(0),
             pause: Mutex::new(Pause { until: Timestamp::default(), doublings: 0, random: seed }),
         }
     }
@@ -105,11 +110,16 @@ impl Breaker {
         if self.in_a_row.load(Ordering::Relaxed) > 0 {
             self.in_a_row.store(0, Ordering::Relaxed);
         }
-        self.count(now, false);
+        if self.is_next(&self.last_answer, now) {
+            self.count(now, false);
+        }
     }
 
     /// Counts a failure; tells whether it has opened the circuit.
     fn fail(&self, now: Timestamp) -> bool {
+        if !self.is_next(&self.last_failure, now) {
+            return false;
+        }
         let in_a_row = self.in_a_row.fetch_add(1, Ordering::Relaxed) + 1;
         let (calls, failures) = self.count(now, true);
         let ratio = u64::from(self.settings.failure_permille);
@@ -125,8 +135,17 @@ impl Breaker {
         true
     }
 
+    /// Whether this outcome is one more, and not the same one told by another request: many travel in
+    /// one call, and one hiccup must not count as often as there were passengers.
+    fn is_next(&self, last: &AtomicU64, now: Timestamp) -> bool {
+        let before = last.load(Ordering::Relaxed);
+        let apart = u64::try_from(self.settings.apart.as_micros()).unwrap_or(u64::MAX);
+        now.micros_since(Timestamp::from_micros(before)) >= apart
+            && last.compare_exchange(before, now.as_micros(), Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
     /// Counts one call. Two threads at the edge of a window may count one call too few: that is no
-    /// reason for a lock on every request.
+    /// reason for a lock.
     fn count(&self, now: Timestamp, failed: bool) -> (u32, u32) {
         let started = Timestamp::from_micros(self.window_started.load(Ordering::Relaxed));
         if now.micros_since(started) > WINDOW_MICROS {
@@ -221,16 +240,22 @@ mod tests {
             failure_permille: 500,
             consecutive_failures: 10,
             open_for: Duration::from_secs(1),
+            apart: Duration::from_millis(5),
         };
         Breaker::new(settings, 7)
     }
 
+    /// Outcomes 5 ms apart, from `now` on.
+    fn moments(now: Timestamp, times: u32) -> impl Iterator<Item = Timestamp> {
+        (0..u64::from(times)).map(move |step| now.plus_micros(step * 5_000))
+    }
+
     fn fail(breaker: &Breaker, times: u32, now: Timestamp) -> bool {
-        (0..times).any(|_| breaker.admit().is_some_and(|call| call.failed(now)))
+        moments(now, times).any(|now| breaker.admit().is_some_and(|call| call.failed(now)))
     }
 
     fn answer(breaker: &Breaker, times: u32, now: Timestamp) {
-        for _ in 0..times {
+        for now in moments(now, times) {
             breaker.admit().unwrap().answered(now);
         }
     }
@@ -240,20 +265,34 @@ mod tests {
         let breaker = breaker();
         assert!(!fail(&breaker, 9, START));
         assert_eq!(breaker.state(), State::Closed);
-        assert!(fail(&breaker, 1, START));
+        assert!(fail(&breaker, 1, START.plus_micros(SECOND)));
         assert!(breaker.admit().is_none());
     }
 
     #[test]
     fn a_share_of_failures_opens_it() {
         let breaker = breaker();
-        for _ in 0..20 {
-            answer(&breaker, 1, START);
-            if fail(&breaker, 1, START) {
+        for now in moments(START, 20) {
+            answer(&breaker, 1, now);
+            if fail(&breaker, 1, now) {
                 break;
             }
         }
         assert_eq!(breaker.state(), State::Open);
+    }
+
+    /// One late call with 64 requests on board is one failure.
+    #[test]
+    fn one_hiccup_is_one_failure() {
+        let breaker = breaker();
+        for second in 0..20 {
+            let now = START.plus_micros(second * SECOND);
+            answer(&breaker, 20, now);
+            for _ in 0..64 {
+                assert!(!breaker.admit().unwrap().failed(now.plus_micros(200_000)));
+            }
+        }
+        assert_eq!(breaker.state(), State::Closed);
     }
 
     /// B077: answers count as success, whatever they say; a few failures among them do nothing.
@@ -263,7 +302,7 @@ mod tests {
         for second in 0..100 {
             let now = START.plus_micros(second * SECOND);
             answer(&breaker, 60, now);
-            assert!(!fail(&breaker, 1, now));
+            assert!(!fail(&breaker, 1, now.plus_micros(400_000)));
         }
         assert_eq!(breaker.state(), State::Closed);
     }
@@ -273,7 +312,7 @@ mod tests {
         let breaker = breaker();
         answer(&breaker, 5, START);
         fail(&breaker, 9, START);
-        answer(&breaker, 1, START);
+        answer(&breaker, 1, START.plus_micros(SECOND));
         let later = START.plus_micros(WINDOW_MICROS + SECOND);
         answer(&breaker, 15, later);
         assert!(!fail(&breaker, 5, later));
@@ -284,7 +323,7 @@ mod tests {
         let breaker = breaker();
         fail(&breaker, 10, START);
         assert!(breaker.probe(START.plus_micros(SECOND / 2 - 1)).is_none());
-        let now = START.plus_micros(SECOND);
+        let now = START.plus_micros(SECOND + 50_000);
         let probe = breaker.probe(now).unwrap();
         assert_eq!(breaker.state(), State::HalfOpen);
         assert!(breaker.probe(now).is_none() && breaker.admit().is_none());

@@ -110,6 +110,8 @@ pub struct Breaker {
     pub consecutive_failures: u32,
     /// The first pause.
     pub open_for: Duration,
+    /// Failures nearer to each other than this are one: the deadline of a call.
+    pub apart: Duration,
 }
 
 /// One Redis.
@@ -289,6 +291,11 @@ pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fau
         }
     }
     (Some(config), reading.faults)
+}
+
+/// The limit that holds where nothing else does: capacity 20, refill 10 per second.
+pub fn built_in_default() -> Limit {
+    decode::built_in_default()
 }
 
 #[cfg(test)]

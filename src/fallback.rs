@@ -9,7 +9,7 @@
 //! as much as it spent, but not more than is missing in its own bucket by then, for what has been
 //! refilled meanwhile would have been refilled in the store as well.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use indexmap::IndexMap;
@@ -29,8 +29,19 @@ pub struct Fallback {
     memory: Arc<MemoryStore>,
     gateways: Arc<AtomicU32>,
     most_debts: usize,
-    debts: Mutex<IndexMap<Key, Check>>,
+    debts: Mutex<IndexMap<Key, Debt>>,
+    /// Whether there are any, without a lock.
+    in_debt: AtomicBool,
     metrics: Metrics,
+}
+
+/// What was spent on one key without the store.
+#[derive(Clone, Debug)]
+pub struct Debt {
+    /// The debit: its cost is all that was spent.
+    check: Check,
+    /// The largest cost of one request: the local bucket had room for it.
+    largest: u64,
 }
 
 impl Fallback {
@@ -42,7 +53,14 @@ impl Fallback {
         most_debts: usize,
         metrics: Metrics,
     ) -> Self {
-        Self { memory, gateways, most_debts, debts: Mutex::default(), metrics }
+        Self {
+            memory,
+            gateways,
+            most_debts,
+            debts: Mutex::default(),
+            in_debt: AtomicBool::new(false),
+            metrics,
+        }
     }
 
     /// Decides all checks of one request: all of them take, or none does.
@@ -52,9 +70,6 @@ impl Fallback {
         } else {
             Decision::from_verdicts(Basis::Fallback, self.verdicts(checks, now))
         };
-        if decision.admission == Admission::Admitted {
-            self.owe(checks);
-        }
         for check in checks {
             let labels = [check.rule.name(), mode(check), decision.admission.label()];
             self.metrics.fallback_decisions.with_label_values(&labels).inc();
@@ -62,8 +77,21 @@ impl Fallback {
         decision
     }
 
-    /// Notes the levels that the store has told, to begin at if it fails.
+    /// [`Fallback::decide`] for what the store has certainly not taken: what it spends is owed.
+    pub fn decide_and_owe(&self, checks: &Checks, now: Timestamp) -> Decision {
+        let decision = self.decide(checks, now);
+        if decision.admission == Admission::Admitted {
+            self.owe(checks);
+        }
+        decision
+    }
+
+    /// Notes the levels that the store has told, to begin at if it fails. Not while there are debts: what
+    /// is missing in the buckets here tells how much of them is still to be debited.
     pub fn learn(&self, checks: &Checks, verdicts: &Verdicts, now: Timestamp) {
+        if self.in_debt() {
+            return;
+        }
         let gateways = self.gateways();
         for (check, verdict) in checks.iter().zip(verdicts) {
             let share = check.limit.share(gateways, check.cost);
@@ -71,18 +99,63 @@ impl Fallback {
         }
     }
 
-    /// Takes what is owed out of the books, as debits for the store.
-    pub fn take_debts(&self, now: Timestamp) -> Vec<Check> {
-        let debts = std::mem::take(&mut *self.debts());
-        let gateways = self.gateways();
-        let debit = |owed: Check| {
-            let share = owed.limit.share(gateways, 1);
-            let ask = Check { limit: share, cost: 0, demand: Demand::Take, ..owed.clone() };
-            let left = self.memory.take_at(&[ask], now).first().map_or(0, |verdict| verdict.remaining);
-            let cost = owed.cost.min(share.capacity().saturating_sub(left));
-            (cost > 0).then_some(Check { cost, ..owed })
-        };
-        debts.into_values().filter_map(debit).collect()
+    /// Notes what an admitted request has spent here, to be debited in the store.
+    fn owe(&self, checks: &Checks) {
+        for check in checks {
+            if check.on_store_failure == OnStoreFailure::Local && check.cost > 0 {
+                self.add(Debt {
+                    check: Check { demand: Demand::Debit, ..check.clone() },
+                    largest: check.cost,
+                });
+            }
+        }
+    }
+
+    /// Takes all debts out of the books.
+    pub fn take_debts(&self) -> Vec<Debt> {
+        std::mem::take(&mut *self.debts()).into_values().collect()
+    }
+
+    /// Notes that nothing is owed any more, if that is so.
+    pub fn settled(&self) {
+        let debts = self.debts();
+        self.in_debt.store(!debts.is_empty(), Ordering::Release);
+    }
+
+    /// Whether something is owed to the store.
+    pub fn in_debt(&self) -> bool {
+        self.in_debt.load(Ordering::Acquire)
+    }
+
+    /// Puts a debt back that the store was not asked for.
+    pub fn add(&self, debt: Debt) {
+        let mut debts = self.debts();
+        self.in_debt.store(true, Ordering::Release);
+        if let Some(known) = debts.get_mut(&debt.check.key) {
+            known.check.cost = known.check.cost.saturating_add(debt.check.cost);
+            known.check.limit = debt.check.limit;
+            known.largest = known.largest.max(debt.largest);
+        } else if debts.len() < self.most_debts {
+            debts.insert(debt.check.key.clone(), debt);
+        } else {
+            self.metrics.dropped_debits.inc();
+        }
+    }
+
+    /// Keys on which something is owed.
+    pub fn debt_count(&self) -> usize {
+        self.debts().len()
+    }
+
+    /// What of a debt is still to be debited: what is missing in the bucket here, at most. The rest has
+    /// been refilled meanwhile, and so it has in the store.
+    pub fn debit(&self, debt: &Debt, now: Timestamp) -> Option<Check> {
+        let check = &debt.check;
+        let share = check.limit.share(self.gateways(), debt.largest);
+        let ask = Check { limit: share, cost: 0, demand: Demand::Take, ..check.clone() };
+        let left = self.memory.take_at(&[ask], now).first().map_or(0, |verdict| verdict.remaining);
+        let cost = check.cost.min(share.capacity().saturating_sub(left));
+        (cost > 0).then(|| Check { cost, ..check.clone() })
     }
 
     /// Gateways that share the limits now, as far as is known.
@@ -105,24 +178,7 @@ impl Fallback {
         checks.iter().map(verdict).collect()
     }
 
-    fn owe(&self, checks: &Checks) {
-        let mut debts = self.debts();
-        for check in checks {
-            if check.on_store_failure != OnStoreFailure::Local || check.cost == 0 {
-                continue;
-            }
-            if let Some(owed) = debts.get_mut(&check.key) {
-                owed.cost = owed.cost.saturating_add(check.cost);
-                owed.limit = check.limit;
-            } else if debts.len() < self.most_debts {
-                debts.insert(check.key.clone(), Check { demand: Demand::Debit, ..check.clone() });
-            } else {
-                self.metrics.dropped_debits.inc();
-            }
-        }
-    }
-
-    fn debts(&self) -> MutexGuard<'_, IndexMap<Key, Check>> {
+    fn debts(&self) -> MutexGuard<'_, IndexMap<Key, Debt>> {
         self.debts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -34,10 +34,10 @@ impl Key {
         Self(text.into())
     }
 
-    /// A key that no request has: of one gateway's own probes, or of what all gateways share. Escaped
-    /// names have no `@`.
+    /// A key of the gateways themselves: of their heartbeats and probes. It stands apart from the
+    /// buckets, for those who look through them by their prefix.
     pub fn internal(prefix: &str, name: &str) -> Self {
-        Self(format!("{prefix}:{{@{name}}}").into())
+        Self(format!("tollgate:{{{prefix}}}:{name}").into())
     }
 
     /// The key as the stores know it.

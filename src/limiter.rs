@@ -62,13 +62,16 @@ impl Limiter {
                 Err(_) => Decision::unavailable(),
             };
         };
-        let Some(call) = breaker.admit() else { return fallback.decide(checks, self.clock.now()) };
+        let Some(call) = breaker.admit() else { return fallback.decide_and_owe(checks, self.clock.now()) };
         let answer = self.store.acquire(checks).await;
         let now = self.clock.now();
         match answer {
             Ok(verdicts) => {
                 call.answered(now);
-                fallback.learn(checks, &verdicts, now);
+                // An answer that comes when others have been decided here already is no news.
+                if breaker.state() == State::Closed {
+                    fallback.learn(checks, &verdicts, now);
+                }
                 Decision::from_verdicts(Basis::Store, verdicts)
             }
             Err(fault) => {
@@ -76,7 +79,12 @@ impl Limiter {
                     self.tell(State::Open, &fault.to_string());
                 }
                 self.note(&fault, now);
-                fallback.decide(checks, now)
+                // What the store may have taken already is not owed once more.
+                if fault.may_have_run() {
+                    fallback.decide(checks, now)
+                } else {
+                    fallback.decide_and_owe(checks, now)
+                }
             }
         }
     }
@@ -97,6 +105,11 @@ impl Limiter {
         if !self.store.is_up() {
             return;
         }
+        if breaker.state() == State::Closed && fallback.in_debt() {
+            // From single calls that failed, or from the last moments of an outage.
+            let _ = self.settle(fallback).await;
+            return;
+        }
         let Some(probe) = breaker.probe(self.clock.now()) else { return };
         self.tell(State::HalfOpen, "the pause is over");
         let ask: Checks = std::iter::once(check.clone()).collect();
@@ -105,14 +118,10 @@ impl Limiter {
             self.tell(State::Open, &fault.to_string());
             return;
         }
-        // Requests go on spending here while the first debits are on their way; the second round takes
-        // what they spent.
-        for _ in 0..2 {
-            if let Err(fault) = self.settle(fallback.take_debts(self.clock.now())).await {
-                drop(probe);
-                self.tell(State::Open, &fault.to_string());
-                return;
-            }
+        if let Err(fault) = self.settle(fallback).await {
+            drop(probe);
+            self.tell(State::Open, &fault.to_string());
+            return;
         }
         probe.close();
         self.tell(State::Closed, "the store answers");
@@ -128,27 +137,39 @@ impl Limiter {
         self.outage.as_ref().map_or(State::Closed, |outage| outage.breaker.state())
     }
 
+    /// Keys on which something is owed to the store.
+    pub fn debt_count(&self) -> usize {
+        self.outage.as_ref().map_or(0, |outage| outage.fallback.debt_count())
+    }
+
     /// Gateways that share the limits, as far as is known; 1 where there is no store to share.
     pub fn gateways(&self) -> u32 {
         self.outage.as_ref().map_or(1, |outage| outage.fallback.gateways())
     }
 
     /// Debits in the store what was spent without it, each debit at most once: one whose outcome is
-    /// unknown, and those behind it, are dropped and counted, never repeated.
-    async fn settle(&self, debits: Vec<Check>) -> Result<(), StoreFault> {
-        let mut left = debits.len();
-        for debits in debits.chunks(DEBITS_PER_CALL) {
-            let result = match self.debit(debits).await {
+    /// unknown is dropped and counted, never repeated. Those that were not sent wait for the next time.
+    async fn settle(&self, fallback: &Fallback) -> Result<(), StoreFault> {
+        let debts = fallback.take_debts();
+        let mut unsent = debts.chunks(DEBITS_PER_CALL);
+        while let Some(debts) = unsent.next() {
+            let now = self.clock.now();
+            let due: Vec<Check> = debts.iter().filter_map(|debt| fallback.debit(debt, now)).collect();
+            if due.is_empty() {
+                continue;
+            }
+            let result = match self.debit(&due).await {
                 // One key holds something else, and so none was debited: each for itself then.
-                Err(fault) if !fault.is_of_the_node() => self.debit_one_by_one(debits).await,
+                Err(fault) if !fault.is_of_the_node() => self.debit_one_by_one(&due).await,
                 result => result,
             };
             if let Err(fault) = result {
-                self.metrics.dropped_debits.inc_by(left as u64);
+                unsent.flatten().cloned().for_each(|debt| fallback.add(debt));
+                self.metrics.dropped_debits.inc_by(due.len() as u64);
                 return Err(fault);
             }
-            left -= debits.len();
         }
+        fallback.settled();
         Ok(())
     }
 

@@ -26,7 +26,7 @@ use crate::admin::Admin;
 use crate::breaker::Breaker;
 use crate::clock::{Clock, SystemClock};
 use crate::config::fault::Placed;
-use crate::config::{Config, Listener, OnStoreFailure};
+use crate::config::{self, Config, Listener, OnStoreFailure};
 use crate::fallback::Fallback;
 use crate::key::Key;
 use crate::limiter::{Limiter, Outage};
@@ -134,6 +134,7 @@ where
         listen(&mut traffic, listener)?;
     }
     server.add_service(Traffic::new(traffic, store, Arc::clone(&limiter), driver));
+    let drained = Arc::clone(&limiter);
     let admin = Admin {
         live,
         limiter,
@@ -150,7 +151,8 @@ where
         server.add_service(http_service("echo", &address, app));
     }
     server.add_service(background_service("hangup", Hangup { reloader }));
-    let drain = Drain { draining, in_flight: metrics.in_flight.clone(), ended: ended.clone() };
+    let drain =
+        Drain { draining, in_flight: metrics.in_flight.clone(), limiter: drained, ended: ended.clone() };
     server.add_service(background_service("drain", drain));
 
     // The server has a thread of its own, so that this one can end the process as soon as nothing is
@@ -207,15 +209,15 @@ fn seed(id: &str) -> u64 {
         .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
 }
 
-/// What the way back to the store begins with: a bucket of this gateway's own, written like any other,
-/// so that a store that only reads does not pass for well.
+/// What the way back to the store begins with: a bucket of this gateway's own that is never empty,
+/// written like any other, so that a store that only reads does not pass for well.
 fn probe(config: &Config, id: &str) -> Check {
     Check {
         rule: RuleId::TENANT,
         key: Key::internal(&config.store.key_prefix, &format!("probe-{:016x}", seed(id))),
-        limit: config.rules.default.value,
+        limit: config::built_in_default(),
         cost: 1,
-        demand: Demand::Debit,
+        demand: Demand::Take,
         on_store_failure: OnStoreFailure::Local,
     }
 }

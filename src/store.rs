@@ -33,6 +33,9 @@ pub enum StoreFault {
     /// No answer within the deadline.
     #[error("the store did not answer within the deadline")]
     Timeout,
+    /// The time was up before its turn came: no call was made.
+    #[error("the store was too busy with others for the deadline")]
+    Waited,
     /// Too many requests are waiting already.
     #[error("too many requests wait for the store")]
     QueueFull,
@@ -56,12 +59,18 @@ impl StoreFault {
         match self {
             Self::Down => "down",
             Self::Timeout => "timeout",
+            Self::Waited => "waited",
             Self::QueueFull => "queue_full",
             Self::Io(_) => "io",
             Self::Refused(text) => refusal(text),
             Self::WrongType(_) => "wrong_type",
             Self::BadReply(_) => "bad_reply",
         }
+    }
+
+    /// Whether the store may have done all the same what it was asked for.
+    pub const fn may_have_run(&self) -> bool {
+        matches!(self, Self::Timeout | Self::Io(_) | Self::BadReply(_))
     }
 
     /// Whether it tells of the store as a whole, and not of one key.
@@ -83,5 +92,5 @@ fn refusal(text: &str) -> &'static str {
         ("NOPERM", "noperm"),
         ("NOREPLICAS", "noreplicas"),
     ];
-    KINDS.iter().find(|(word, _)| text.contains(word)).map_or("refused", |(_, kind)| kind)
+    KINDS.iter().find(|(word, _)| text.starts_with(word)).map_or("refused", |(_, kind)| kind)
 }

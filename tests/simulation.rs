@@ -92,8 +92,12 @@ impl World {
         let gateway = |index: u64| {
             let store = Arc::new(Behind { shared: Arc::clone(&shared), link: Mutex::new(Link::Well) });
             let memory = Arc::new(MemoryStore::new(1_000, Arc::clone(&clock) as Arc<dyn Clock>));
-            let settings =
-                Settings { failure_permille: 500, consecutive_failures: 3, open_for: Duration::from_secs(1) };
+            let settings = Settings {
+                failure_permille: 500,
+                consecutive_failures: 3,
+                open_for: Duration::from_secs(1),
+                apart: Duration::ZERO,
+            };
             let outage = Outage {
                 breaker: Breaker::new(settings, seed ^ index),
                 fallback: Fallback::new(memory, Arc::clone(&live), 1_000, metrics.clone()),
@@ -267,7 +271,7 @@ fn the_way_back_is_no_free_burst() {
         let storm =
             |count: usize| (0..count).filter(|step| world.ask(step % gateways as usize, &checks)).count();
         // Nobody has asked before, so the shares are full: 100 in all.
-        world.set_links(|| Link::Broken);
+        world.set_links(|| Link::Down);
         let during = storm(1_000);
         assert_eq!(during, 100, "{gateways} gateways");
         world.set_links(|| Link::Well);

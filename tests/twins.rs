@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use tollgate::clock::{ManualClock, Timestamp};
-use tollgate::rule::{Check, Checks};
+use tollgate::rule::{Check, Checks, Demand};
 use tollgate::store::memory::MemoryStore;
 use tollgate::store::redis::script::{Flight, SOURCE};
 
@@ -130,7 +130,12 @@ fn request(random: &mut Random, rules: &[(u64, &str)]) -> Checks {
             2 => capacity,
             _ => 1 + random.below(3),
         };
-        check(&format!("b{bucket}"), capacity, rate, cost)
+        let demand = if random.below(8) == 0 { Demand::Debit } else { Demand::Take };
+        // A debit may come from an older rule than the one of the day.
+        let capacity =
+            if demand == Demand::Debit && random.below(2) == 0 { capacity.div_ceil(3) } else { capacity };
+        let cost = if demand == Demand::Debit { cost.max(1) } else { cost };
+        Check { demand, ..check(&format!("b{bucket}"), capacity, rate, cost) }
     };
     (0..count).map(|offset| one(offset, random)).collect()
 }
@@ -160,7 +165,9 @@ fn planted_faults_are_found() {
         ("whole * d + ceil((need", "whole * d + floor((need"),
         ("time = ceil(need / n)", "time = floor(need / n)"),
         ("units = units + elapsed * n\n", "units = units + (elapsed - 1) * n\n"),
-        ("if units > capacity then units = capacity end", ""),
+        ("    units = capacity\n  end", "  end"),
+        ("if debit then return units, elapsed > 0 and now or at end", ""),
+        ("if cost > units then cost = units end", ""),
         ("and call('PTTL', KEYS[key + i]) < reset", "and false"),
     ] {
         assert!(SOURCE.contains(from), "no longer in the script: {from}");

@@ -19,6 +19,9 @@ use crate::limit::token_bucket::{TokenBucket, TokenBucketError};
 /// Buckets in memory unless `store.memory.max_keys` says otherwise: about 80 MB when full.
 const MAX_KEYS: u64 = 500_000;
 
+/// The most that one call to Redis may take, unless `store.redis.timeout` says otherwise.
+const REDIS_TIMEOUT: Duration = Duration::from_millis(5);
+
 const ON_STORE_FAILURE: [(&str, OnStoreFailure); 3] =
     [("local", OnStoreFailure::Local), ("allow", OnStoreFailure::Allow), ("deny", OnStoreFailure::Deny)];
 
@@ -169,8 +172,12 @@ fn admin_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Ad
 }
 
 fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Store {
-    let breaker =
-        Breaker { failure_permille: 500, consecutive_failures: 10, open_for: Duration::from_secs(1) };
+    let breaker = Breaker {
+        failure_permille: 500,
+        consecutive_failures: 10,
+        open_for: Duration::from_secs(1),
+        apart: REDIS_TIMEOUT,
+    };
     let mut store = Store { redis: None, max_keys: MAX_KEYS as usize, key_prefix: "rl".into(), breaker };
     let Some(node) = node else { return store };
     if let Kind::Scalar { text, .. } = &node.kind {
@@ -273,7 +280,8 @@ fn redis_of(node: &Node<'_>, r: &mut Reading<'_>, store: &mut Store) {
             }
             Some(timeout)
         })
-        .unwrap_or(Duration::from_millis(5));
+        .unwrap_or(REDIS_TIMEOUT);
+    store.breaker.apart = timeout;
     let url_node =
         if cluster.or(sentinel).is_some() { url } else { r.required(node, "store.redis.url", url) };
     let Some(url_node) = url_node else { return };
@@ -554,7 +562,7 @@ fn rules_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Ru
 }
 
 /// DESIGN's default: capacity 20, refill 10 per second.
-fn built_in_default() -> Limit {
+pub(super) fn built_in_default() -> Limit {
     match Rate::per_second(10).map(|rate| TokenBucket::new(20, rate)) {
         Ok(Ok(bucket)) => Limit::TokenBucket(bucket),
         _ => unreachable!("20 tokens at 10 per second make a bucket"),

@@ -130,6 +130,20 @@ impl TokenBucket {
         Bucket { units: units + earned, scale: self.scale, at: now.minus_micros(leftover) }
     }
 
+    /// [`TokenBucket::refilled`] for a debit. It may come from an older rule: it only subtracts, so what
+    /// is above its capacity stays there.
+    pub fn refilled_for_debit(&self, bucket: Option<Bucket>, now: Timestamp) -> Bucket {
+        let units = bucket.map_or(0, |bucket| bucket.units_at_scale(self.scale));
+        match bucket {
+            // Too much to count in this scale: let it be.
+            Some(bucket) if units > MAX_EXACT => Bucket { units: 0, scale: self.scale, at: bucket.at },
+            Some(bucket) if units > self.capacity * self.scale => {
+                Bucket { units, scale: self.scale, at: bucket.at.max(now) }
+            }
+            bucket => self.refilled(bucket, now),
+        }
+    }
+
     /// What the limit says to `cost` when `bucket` (refilled to `now`) holds what it holds.
     pub fn judge(&self, bucket: Bucket, cost: u64, now: Timestamp) -> Verdict {
         let cost = self.units(cost);
@@ -142,7 +156,7 @@ impl TokenBucket {
         };
         let retry_after_ms =
             if outcome == Outcome::Refused { self.wait_ms(bucket, cost - bucket.units, now) } else { 0 };
-        let reset_ms = self.wait_ms(bucket, self.capacity * self.scale - bucket.units, now);
+        let reset_ms = self.wait_ms(bucket, (self.capacity * self.scale).saturating_sub(bucket.units), now);
         Verdict { outcome, remaining: bucket.units / self.scale, retry_after_ms, reset_ms }
     }
 
@@ -164,7 +178,7 @@ impl TokenBucket {
     /// A bucket of `units` that are counted up to `at`, and what an allowed request is told of it.
     fn holding(&self, units: u64, at: Timestamp, now: Timestamp) -> (Bucket, Verdict) {
         let bucket = Bucket { units, scale: self.scale, at };
-        let reset_ms = self.wait_ms(bucket, self.capacity * self.scale - units, now);
+        let reset_ms = self.wait_ms(bucket, (self.capacity * self.scale).saturating_sub(units), now);
         let remaining = units / self.scale;
         (bucket, Verdict { outcome: Outcome::Allowed, remaining, retry_after_ms: 0, reset_ms })
     }
@@ -197,6 +211,11 @@ impl Bucket {
         }
         let tokens = self.units as f64 / self.scale as f64;
         (tokens * scale as f64).round() as u64
+    }
+
+    /// Whether nothing is left.
+    pub const fn is_empty(&self) -> bool {
+        self.units == 0
     }
 
     /// The time up to which the refill is counted.

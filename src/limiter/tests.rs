@@ -48,8 +48,12 @@ fn limiter(gateways: u32, answers: Vec<Result<Outcome, StoreFault>>) -> (Limiter
     let memory = Arc::new(MemoryStore::new(100, Arc::clone(&clock)));
     let gateways = Arc::new(AtomicU32::new(gateways));
     let fallback = Fallback::new(Arc::clone(&memory), gateways, 100, metrics.clone());
-    let settings =
-        Settings { failure_permille: 500, consecutive_failures: 10, open_for: Duration::from_secs(1) };
+    let settings = Settings {
+        failure_permille: 500,
+        consecutive_failures: 10,
+        open_for: Duration::from_secs(1),
+        apart: Duration::ZERO,
+    };
     let probe = checks(10, OnStoreFailure::Local).remove(0);
     let outage = Outage { breaker: Breaker::new(settings, 1), fallback, probe };
     (Limiter::new(Arc::new(Scripted(Mutex::new(answers))), Some(outage), clock, metrics), memory)

@@ -11,6 +11,7 @@ use pingora::services::background::BackgroundService;
 use prometheus::IntGauge;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::limiter::Limiter;
 use crate::reload::Reloader;
 
 /// How often the requests in flight are counted during a drain.
@@ -46,6 +47,7 @@ impl BackgroundService for Hangup {
 pub(super) struct Drain {
     pub(super) draining: Arc<AtomicBool>,
     pub(super) in_flight: IntGauge,
+    pub(super) limiter: Arc<Limiter>,
     pub(super) ended: mpsc::Sender<()>,
 }
 
@@ -63,6 +65,14 @@ impl BackgroundService for Drain {
         while quiet < QUIET_LOOKS {
             quiet = if self.in_flight.get() == 0 { quiet + 1 } else { 0 };
             tokio::time::sleep(LOOK_EVERY).await;
+        }
+        if self.limiter.debt_count() > 0 {
+            // One last try: what a gateway owes dies with it.
+            self.limiter.recover().await;
+            let keys = self.limiter.debt_count();
+            if keys > 0 {
+                tracing::warn!(keys, "ending with debts that the store was not told of");
+            }
         }
         let _ = self.ended.send(());
     }

@@ -78,7 +78,11 @@ impl MemoryStore {
         let mut buckets: SmallVec<[Bucket; 2]> = SmallVec::new();
         for (check, home) in checks.iter().zip(&homes) {
             let Limit::TokenBucket(limit) = &check.limit;
-            let bucket = limit.refilled(shards.of(*home).recall(&check.key, now), now);
+            let held = shards.of(*home).recall(&check.key, now);
+            let bucket = match check.demand {
+                Demand::Take => limit.refilled(held, now),
+                Demand::Debit => limit.refilled_for_debit(held, now),
+            };
             buckets.push(bucket);
             verdicts.push(match check.demand {
                 Demand::Take => limit.judge(bucket, check.cost, now),
@@ -89,13 +93,18 @@ impl MemoryStore {
         for (((check, home), bucket), verdict) in checks.iter().zip(&homes).zip(buckets).zip(&mut verdicts) {
             let Limit::TokenBucket(limit) = &check.limit;
             let shard = shards.of(*home);
-            if admitted && check.cost > 0 {
+            if admitted && check.cost > 0 && (check.demand == Demand::Take || !bucket.is_empty()) {
                 let (bucket, taken) = match check.demand {
                     Demand::Take => limit.take(bucket, check.cost, now),
                     Demand::Debit => limit.debit(bucket, check.cost, now),
                 };
                 *verdict = taken;
+                // A debit from an older, faster rule must not shorten a life.
+                let longest = (check.demand == Demand::Debit).then(|| shard.expiry(&check.key));
                 let evicted = shard.put(&check.key, limit, bucket, taken.reset_ms, now, self.per_shard);
+                if let Some(longest) = longest {
+                    shard.live_until(&check.key, longest);
+                }
                 self.evicted.fetch_add(u64::from(evicted), Ordering::Relaxed);
             } else if verdict.outcome == Outcome::Refused {
                 shard.keep(&check.key, limit, verdict.reset_ms, now);
@@ -196,6 +205,16 @@ impl Shard {
         let lost = self.buckets.len() >= most && self.evict(now);
         self.buckets.insert(key.clone(), entry);
         lost
+    }
+
+    fn expiry(&self, key: &Key) -> Timestamp {
+        self.buckets.get(key).map(|entry| entry.expires_at).unwrap_or_default()
+    }
+
+    fn live_until(&mut self, key: &Key, at_least: Timestamp) {
+        if let Some(entry) = self.buckets.get_mut(key) {
+            entry.expires_at = entry.expires_at.max(at_least);
+        }
     }
 
     /// A refusal writes nothing, unless the bucket would be forgotten before it is full again (a

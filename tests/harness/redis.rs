@@ -90,8 +90,10 @@ impl Redis {
         command.query(&mut connection).unwrap_or_else(|error| panic!("{words:?}: {error}"))
     }
 
+    /// The keys of all buckets.
     pub fn keys(&self) -> Vec<String> {
         let mut keys: Vec<String> = self.command(&["KEYS", "*"]);
+        keys.retain(|key| !key.starts_with("tollgate:{rl}:"));
         keys.sort();
         keys
     }

@@ -19,6 +19,9 @@ use crate::metrics::StoreMetrics;
 use crate::rule::{Checks, Verdicts};
 use crate::store::StoreFault;
 
+/// The part of a deadline that a flight has at least, if its first passenger has waited long.
+const SHORTEST_FLIGHT: u32 = 4;
+
 /// How many deadlines an answer may be late before Redis counts as down.
 const PATIENCE: u32 = 4;
 
@@ -46,6 +49,7 @@ pub(super) struct Flights {
     heartbeat: Option<Heartbeat>,
     connected_at: Instant,
     next_beat: Instant,
+    beat_refused: bool,
     metrics: StoreMetrics,
 }
 
@@ -67,13 +71,24 @@ impl Flights {
         metrics: StoreMetrics,
     ) -> Self {
         let now = Instant::now();
-        Self { client, waiting, up, timeout, heartbeat, connected_at: now, next_beat: now, metrics }
+        Self {
+            client,
+            waiting,
+            up,
+            timeout,
+            heartbeat,
+            connected_at: now,
+            next_beat: now,
+            beat_refused: false,
+            metrics,
+        }
     }
 
     /// Connects, flies until the connection is lost, and begins anew.
     pub(super) async fn run(mut self) {
+        let mut pause = FIRST_PAUSE;
         loop {
-            let Some(connection) = self.connect().await else { return };
+            let Some(connection) = self.connect(&mut pause).await else { return };
             self.connected_at = Instant::now();
             self.next_beat = self.connected_at;
             self.set_up(true);
@@ -83,12 +98,18 @@ impl Flights {
                 Lost::Gateway => return,
                 Lost::Connection(error) => tracing::warn!(%error, "lost the connection to Redis"),
             }
+            // One that held is followed by the next at once. One that did not (a replica accepts
+            // connections, too) is followed after a pause that grows, like one that never came about.
+            if self.connected_at.elapsed() > LAST_PAUSE {
+                pause = FIRST_PAUSE;
+            } else if self.rest(&mut pause).await.is_none() {
+                return;
+            }
         }
     }
 
     /// Connects, however long it takes. Whoever asks meanwhile is told at once.
-    async fn connect(&mut self) -> Option<Connection> {
-        let mut pause = FIRST_PAUSE;
+    async fn connect(&mut self, pause: &mut Duration) -> Option<Connection> {
         let mut attempts = 0u32;
         loop {
             let attempt = Connection::open(&self.client);
@@ -103,9 +124,15 @@ impl Flights {
                 Err(error) => tracing::debug!(%error, attempts, "cannot connect to Redis"),
             }
             attempts = attempts.saturating_add(1);
-            refuse_while(&mut self.waiting, tokio::time::sleep(jittered(pause))).await?;
-            pause = (pause * 2).min(LAST_PAUSE);
+            self.rest(pause).await?;
         }
+    }
+
+    /// Sleeps for a pause, and makes the next one longer.
+    async fn rest(&mut self, pause: &mut Duration) -> Option<()> {
+        let now = jittered(*pause);
+        *pause = (*pause * 2).min(LAST_PAUSE);
+        refuse_while(&mut self.waiting, tokio::time::sleep(now)).await
     }
 
     /// One flight after the other, until the connection is lost.
@@ -142,13 +169,19 @@ impl Flights {
         }
     }
 
-    /// Takes on board who waits now, as many as fit.
-    fn board(&mut self, gate: &mut VecDeque<Waiting>) -> (Flight, Passengers) {
-        let mut flight = Flight::new();
-        let mut passengers = Passengers::new();
+    /// Takes on board who waits now, as many as fit, and tells how long their call may take: what the
+    /// first of them has left of its time. Who has waited too long already is told so.
+    fn board(&mut self, gate: &mut VecDeque<Waiting>) -> (Flight, Passengers, Duration) {
+        let (mut flight, mut passengers) = (Flight::new(), Passengers::new());
+        let (now, mut time) = (Instant::now(), self.timeout);
         while let Some(waiting) = gate.pop_front().or_else(|| self.waiting.try_recv().ok()) {
+            let left = self.timeout.saturating_sub(now.saturating_duration_since(waiting.since));
             if waiting.reply.is_closed() {
                 // Its request has ended: taking tokens for it would waste them.
+                continue;
+            }
+            if left.is_zero() {
+                fail([waiting.reply], &StoreFault::Waited);
                 continue;
             }
             if !flight.has_room_for(&waiting.checks) {
@@ -157,8 +190,10 @@ impl Flights {
             }
             flight.board(waiting.checks);
             passengers.push(waiting.reply);
+            time = time.min(left);
         }
-        (flight, passengers)
+        // A flight with no time at all would fail for certain.
+        (flight, passengers, time.max(self.timeout / SHORTEST_FLIGHT))
     }
 
     /// Flies once.
@@ -167,16 +202,16 @@ impl Flights {
         connection: &mut Connection,
         gate: &mut VecDeque<Waiting>,
     ) -> Result<(), Lost> {
-        let (flight, passengers) = self.board(gate);
+        let (flight, passengers, time) = self.board(gate);
         if passengers.is_empty() {
             return Ok(());
         }
         self.metrics.calls.inc();
         self.metrics.checks.inc_by(passengers.len() as u64);
-        let deadline = Instant::now() + self.timeout;
+        let deadline = Instant::now() + time;
         let script_reloads = self.metrics.script_reloads.clone();
         let mut call = std::pin::pin!(call(connection, &flight, deadline, &script_reloads));
-        match in_time(&mut call, self.timeout).await {
+        match in_time(&mut call, time).await {
             Some(reply) => land(passengers, &flight, reply),
             None => {
                 fail(passengers, &StoreFault::Timeout);
@@ -198,7 +233,13 @@ impl Flights {
                 }
                 Ok(())
             }
-            Some(Err(error)) => came(Err::<(), _>(error)),
+            Some(Err(error)) => {
+                if !self.beat_refused {
+                    self.beat_refused = true;
+                    tracing::warn!(%error, "Redis refuses the heartbeat: gateways are not counted");
+                }
+                came(Err::<(), _>(error))
+            }
             None => self.await_late(answer, gate).await,
         }
     }
@@ -221,11 +262,12 @@ impl Flights {
                 biased;
                 answer = &mut late => return came(answer),
                 waiting = self.waiting.recv() => match waiting {
-                    Some(waiting) => gate.push_back(waiting),
+                    Some(waiting) if gate.len() < super::LONGEST_QUEUE => gate.push_back(waiting),
+                    Some(waiting) => fail([waiting.reply], &StoreFault::QueueFull),
                     None => return Err(Lost::Gateway),
                 },
                 () = tokio::time::sleep_until(first_leaves) => {
-                    fail(gate.pop_front().map(|waiting| waiting.reply), &StoreFault::Timeout);
+                    fail(gate.pop_front().map(|waiting| waiting.reply), &StoreFault::Waited);
                 }
             }
         }
@@ -249,6 +291,13 @@ impl Flights {
     fn set_up(&self, up: bool) {
         self.up.store(up, Ordering::Release);
         self.metrics.connected.set(i64::from(up));
+    }
+}
+
+impl Drop for Flights {
+    /// However the driver ends, nobody waits for it.
+    fn drop(&mut self) {
+        self.set_up(false);
     }
 }
 
@@ -280,7 +329,7 @@ fn land(passengers: Passengers, flight: &Flight, reply: Result<Value, RedisError
             read_only.map_or(Ok(()), |error| Err(Lost::Connection(error)))
         }
         Err(error) if is_server_answer(&error) => {
-            fail(passengers, &StoreFault::Refused(error.to_string()));
+            fail(passengers, &StoreFault::Refused(words(&error)));
             if needs_new_connection(&error) { Err(Lost::Connection(error)) } else { Ok(()) }
         }
         Err(error) => {
@@ -336,6 +385,11 @@ async fn call(
 /// A replica answers reads, so only what a write inside of the script said tells of it.
 fn is_read_only(fault: &StoreFault) -> bool {
     matches!(fault, StoreFault::Refused(text) if text.starts_with("READONLY"))
+}
+
+/// What the server said, beginning with its code.
+fn words(error: &RedisError) -> String {
+    format!("{} {}", error.code().unwrap_or("ERR"), error.detail().unwrap_or_default())
 }
 
 fn is_server_answer(error: &RedisError) -> bool {
