@@ -344,6 +344,6 @@ fn without_redis_nobody_waits() {
     assert_eq!(gateway.get("/", "local").status, 200);
     eventually("the debit of 4 beside the 1 that was just taken", || {
         let left: String = redis.command(&["HGET", "rl:{local}:all", "tokens"]);
-        left.starts_with("0").then_some(())
+        left.starts_with('0').then_some(())
     });
 }

@@ -6,6 +6,7 @@
     clippy::expect_used,
     clippy::panic,
     clippy::disallowed_methods,
+    clippy::print_stdout,
     clippy::print_stderr,
     clippy::cast_precision_loss,
     clippy::cast_sign_loss,
