@@ -1,0 +1,142 @@
+//! Upstreams and routes.
+
+use std::time::Duration;
+
+use super::ON_STORE_FAILURE;
+use crate::config::fault::Placed;
+use crate::config::fields::{Reading, join, placed};
+use crate::config::yaml::{Kind, Node};
+use crate::config::{Route, Upstream};
+
+pub(super) fn upstreams_of(node: &Node<'_>, r: &mut Reading<'_>) -> Vec<Upstream> {
+    let mut upstreams = Vec::new();
+    for (name, node) in r.entries(node, "upstreams") {
+        let field = join("upstreams", &name.text);
+        let [servers, connect, read] = r.fields(node, &field, ["servers", "connect_timeout", "read_timeout"]);
+        let servers_field = join(&field, "servers");
+        let servers = r.required(node, &servers_field, servers);
+        upstreams.push(Upstream {
+            name: Placed { value: name.text.as_ref().into(), place: name.place },
+            servers: servers.map(|node| servers_of(node, &servers_field, r)).unwrap_or_default(),
+            connect_timeout: connect
+                .and_then(|node| r.duration(node, &join(&field, "connect_timeout")))
+                .unwrap_or(Duration::from_secs(2)),
+            read_timeout: read
+                .and_then(|node| r.duration(node, &join(&field, "read_timeout")))
+                .unwrap_or(Duration::from_secs(60)),
+        });
+    }
+    upstreams
+}
+
+fn servers_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Vec<Placed<Box<str>>> {
+    let items = r.list(node, field);
+    if items.is_empty() && matches!(node.kind, Kind::Sequence(_)) {
+        r.fault(node.place, field, "expected at least one server");
+    }
+    let mut servers = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        let field = format!("{field}[{index}]");
+        let Some(text) = r.name(item, &field) else { continue };
+        let port = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
+        match port {
+            Some((host, port)) if port > 0 && !host.is_empty() && !host.contains('/') => {
+                servers.push(placed(item, text));
+            }
+            _ => r.fault(item.place, &field, format!("expected host:port, got {}", item.describe())),
+        }
+    }
+    servers
+}
+
+pub(super) fn routes_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Vec<Route> {
+    let Some(node) = r.required(root, "routes", node) else { return Vec::new() };
+    let items = r.list(node, "routes");
+    if items.is_empty() && matches!(node.kind, Kind::Sequence(_)) {
+        r.fault(node.place, "routes", "expected at least one route");
+    }
+    items
+        .iter()
+        .enumerate()
+        .filter_map(|(index, item)| route_of(item, &format!("routes[{index}]"), r))
+        .collect()
+}
+
+fn route_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Route> {
+    let [id, matches, upstream, cost, tenant_rule, rules, on_store_failure] = r.fields(
+        item,
+        field,
+        ["id", "match", "upstream", "cost", "tenant_rule", "rules", "on_store_failure"],
+    );
+    let id = r.required(item, &join(field, "id"), id).and_then(|node| route_id(node, &join(field, "id"), r));
+    let matches = r.required(item, &join(field, "match"), matches);
+    let matches = matches.and_then(|node| match_of(node, &join(field, "match"), r));
+    let upstream = r.required(item, &join(field, "upstream"), upstream);
+    let upstream = upstream.and_then(|node| Some(placed(node, r.name(node, &join(field, "upstream"))?)));
+    let cost = cost.and_then(|node| Some(placed(node, r.whole(node, &join(field, "cost"))?)));
+    let tenant_rule = tenant_rule
+        .and_then(|node| r.one_of(node, &join(field, "tenant_rule"), &[("on", true), ("off", false)]))
+        .unwrap_or(true);
+    for (index, node) in
+        rules.map(|node| r.list(node, &join(field, "rules"))).unwrap_or_default().iter().enumerate()
+    {
+        let field = format!("{field}.rules[{index}]");
+        if let Some(name) = r.name(node, &field) {
+            r.fault(node.place, &field, format!("there is no rule named `{name}` in rules.named"));
+        }
+    }
+    let on_store_failure =
+        on_store_failure.and_then(|node| r.one_of(node, &join(field, "on_store_failure"), &ON_STORE_FAILURE));
+    let (host, path, methods) = matches?;
+    Some(Route {
+        cost: cost.unwrap_or(Placed { value: 1, place: item.place }),
+        id: id?,
+        host,
+        path,
+        methods,
+        upstream: upstream?,
+        tenant_rule,
+        on_store_failure,
+    })
+}
+
+fn route_id(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Placed<Box<str>>> {
+    let id = r.name(node, field)?;
+    if &*id == "default" {
+        r.fault(
+            node.place,
+            field,
+            "`default` is the route of requests that match no other; choose another id",
+        );
+    }
+    Some(placed(node, id))
+}
+
+type Match = (Option<Box<str>>, Placed<Box<str>>, Vec<Box<str>>);
+
+fn match_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Match> {
+    let [host, path, methods] = r.fields(node, field, ["host", "path", "methods"]);
+    let host =
+        host.and_then(|node| r.name(node, &join(field, "host"))).map(|host| host.to_ascii_lowercase().into());
+    let methods_field = join(field, "methods");
+    let mut names: Vec<Box<str>> = Vec::new();
+    for item in methods.map(|node| r.list(node, &methods_field)).unwrap_or_default() {
+        let Some(name) = r.name(item, &methods_field) else { continue };
+        if name.bytes().all(|byte| byte.is_ascii_uppercase() || byte == b'-') {
+            names.push(name);
+        } else {
+            r.fault(
+                item.place,
+                &methods_field,
+                format!("expected a method such as GET, got {}", item.describe()),
+            );
+        }
+    }
+    if let Some(node) = methods.filter(|node| matches!(&node.kind, Kind::Sequence(items) if items.is_empty()))
+    {
+        r.fault(node.place, &methods_field, "expected at least one method; leave it out for all");
+    }
+    let path_field = join(field, "path");
+    let path = r.required(node, &path_field, path)?;
+    Some((host, placed(path, r.name(path, &path_field)?), names))
+}

@@ -1,0 +1,179 @@
+//! The store, the cluster and hot keys.
+
+use std::time::Duration;
+
+use super::no_effect_yet;
+use crate::config::fault::Fault;
+use crate::config::fields::{Reading, join, placed};
+use crate::config::yaml::{Kind, Node};
+use crate::config::{Breaker, Redis, Secret, Store};
+use crate::limit::rate::Rate;
+
+/// Buckets in memory unless `store.memory.max_keys` says otherwise: about 80 MB when full.
+const MAX_KEYS: u64 = 500_000;
+
+/// The most that one call to Redis may take, unless `store.redis.timeout` says otherwise.
+const REDIS_TIMEOUT: Duration = Duration::from_millis(5);
+
+pub(super) fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Store {
+    let breaker = Breaker {
+        failure_permille: 500,
+        consecutive_failures: 10,
+        open_for: Duration::from_secs(1),
+        apart: REDIS_TIMEOUT,
+    };
+    let mut store = Store { redis: None, max_keys: MAX_KEYS as usize, key_prefix: "rl".into(), breaker };
+    let Some(node) = node else { return store };
+    if let Kind::Scalar { text, .. } = &node.kind {
+        if text != "memory" {
+            let message = format!("expected `memory`, or a mapping with `redis:`; got {}", node.describe());
+            r.fault(node.place, "store", message);
+        }
+        return store;
+    }
+    let [memory, redis, breaker] = r.fields(node, "store", ["memory", "redis", "breaker"]);
+    if memory.is_none() && redis.is_none() {
+        r.fault(node.place, "store", "expected `memory` or `redis` in it");
+    }
+    if let Some(node) = memory {
+        let [max_keys] = r.fields(node, "store.memory", ["max_keys"]);
+        if let Some((node, keys)) =
+            max_keys.and_then(|node| Some((node, r.whole(node, "store.memory.max_keys")?)))
+        {
+            if (1..=1_000_000_000).contains(&keys) {
+                store.max_keys = keys as usize;
+            } else {
+                let message = format!("expected a number from 1 to 1000000000, got {keys}");
+                r.fault(node.place, "store.memory.max_keys", message);
+            }
+        }
+    }
+    if let Some(node) = breaker {
+        breaker_of(node, r, &mut store.breaker);
+    }
+    if let Some(node) = redis {
+        redis_of(node, r, &mut store);
+    }
+    store
+}
+
+fn breaker_of(node: &Node<'_>, r: &mut Reading<'_>, breaker: &mut Breaker) {
+    let [ratio, consecutive, open_for] =
+        r.fields(node, "store.breaker", ["failure_ratio", "consecutive_failures", "open_for"]);
+    if let Some((node, ratio)) =
+        ratio.and_then(|node| Some((node, r.fraction(node, "store.breaker.failure_ratio")?)))
+    {
+        #[expect(clippy::cast_sign_loss, reason = "a fraction is not negative")]
+        let permille = (ratio * 1_000.0).round() as u32;
+        if permille == 0 {
+            r.fault(
+                node.place,
+                "store.breaker.failure_ratio",
+                "expected more than 0: else every call would open it",
+            );
+        }
+        breaker.failure_permille = permille;
+    }
+    if let Some(node) = consecutive {
+        let field = "store.breaker.consecutive_failures";
+        match r.whole(node, field).map(u32::try_from) {
+            Some(Ok(failures @ 1..)) => breaker.consecutive_failures = failures,
+            Some(_) => r.fault(node.place, field, "expected a number from 1 to 4294967295"),
+            None => {}
+        }
+    }
+    if let Some(node) = open_for {
+        match r.duration(node, "store.breaker.open_for") {
+            Some(pause) if !pause.is_zero() => breaker.open_for = pause,
+            Some(_) => r.fault(node.place, "store.breaker.open_for", "expected at least 1ms"),
+            None => {}
+        }
+    }
+}
+
+fn redis_of(node: &Node<'_>, r: &mut Reading<'_>, store: &mut Store) {
+    let [url, timeout, key_prefix, cluster, sentinel] =
+        r.fields(node, "store.redis", ["url", "timeout", "key_prefix", "cluster", "sentinel"]);
+    for (node, field) in [(cluster, "store.redis.cluster"), (sentinel, "store.redis.sentinel")] {
+        if let Some(node) = node {
+            r.fault(node.place, field, "is not available in this version; give one server with `url`");
+        }
+    }
+    if let Some(node) = key_prefix {
+        let name = r.name(node, "store.redis.key_prefix");
+        match name {
+            Some(name)
+                if name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-:".contains(&b))
+                    && name.len() <= 32 =>
+            {
+                store.key_prefix = name;
+            }
+            Some(_) => r.fault(
+                node.place,
+                "store.redis.key_prefix",
+                "expected at most 32 letters, digits and . _ - :",
+            ),
+            None => {}
+        }
+    }
+    let timeout = timeout
+        .and_then(|node| {
+            let timeout = r.duration(node, "store.redis.timeout")?;
+            if timeout.is_zero() {
+                r.fault(node.place, "store.redis.timeout", "expected at least 1ms");
+            }
+            Some(timeout)
+        })
+        .unwrap_or(REDIS_TIMEOUT);
+    store.breaker.apart = timeout;
+    let url_node =
+        if cluster.or(sentinel).is_some() { url } else { r.required(node, "store.redis.url", url) };
+    let Some(url_node) = url_node else { return };
+    let Some(url) = r.text(url_node, "store.redis.url") else { return };
+    if !url.starts_with("redis://") && !url.starts_with("unix://") {
+        let what =
+            if url.starts_with("rediss://") { "TLS to Redis is not available in this version: " } else { "" };
+        // The text itself may hold a password, so it is not shown.
+        r.fault(
+            url_node.place,
+            "store.redis.url",
+            format!("{what}expected redis://host:port or unix://path"),
+        );
+        return;
+    }
+    store.redis = Some(Redis { url: placed(url_node, Secret(url.into_owned())), timeout });
+}
+
+pub(super) fn gateways_of(node: &Node<'_>, r: &mut Reading<'_>, warnings: &mut Vec<Fault>) -> Option<u32> {
+    let [gateways, region] = r.fields(node, "cluster", ["gateways", "region"]);
+    if let Some(node) = region {
+        let [name, shares] = r.fields(node, "cluster.region", ["name", "shares"]);
+        name.map(|node| r.name(node, "cluster.region.name"));
+        for (key, share) in shares.map(|node| r.entries(node, "cluster.region.shares")).unwrap_or_default() {
+            r.fraction(share, &join("cluster.region.shares", &key.text));
+        }
+        no_effect_yet(warnings, node, "cluster.region");
+    }
+    let node = gateways?;
+    if matches!(&node.kind, Kind::Scalar { text, .. } if text == "auto") {
+        return None;
+    }
+    let number = r.whole(node, "cluster.gateways")?;
+    if !(1..=100_000).contains(&number) {
+        r.fault(
+            node.place,
+            "cluster.gateways",
+            format!("expected auto or a number from 1 to 100000, got {number}"),
+        );
+        return None;
+    }
+    u32::try_from(number).ok()
+}
+
+pub(super) fn hot_keys_of(node: &Node<'_>, r: &mut Reading<'_>, warnings: &mut Vec<Fault>) {
+    let [threshold, epsilon, lease_for] = r.fields(node, "hot_keys", ["threshold", "epsilon", "lease_for"]);
+    threshold.map(|node| r.parsed::<Rate>(node, "hot_keys.threshold"));
+    epsilon.map(|node| r.fraction(node, "hot_keys.epsilon"));
+    lease_for.map(|node| r.duration(node, "hot_keys.lease_for"));
+    no_effect_yet(warnings, node, "hot_keys");
+}
