@@ -107,6 +107,7 @@ impl Admin {
             "memory_buckets": self.memory.len(),
             "requests_in_flight": self.metrics.in_flight.get(),
             "last_reload_error": self.reloader.last_error(),
+            "needs_restart": self.reloader.needs_restart(),
         })
     }
 

@@ -148,7 +148,7 @@ impl Limiter {
     }
 
     /// Debits in the store what was spent without it, each debit at most once: one whose outcome is
-    /// unknown is dropped and counted, never repeated. Those that were not sent wait for the next time.
+    /// unknown is dropped and counted, never repeated. Those that were not made wait for the next time.
     async fn settle(&self, fallback: &Fallback) -> Result<(), StoreFault> {
         let debts = fallback.take_debts();
         let mut unsent = debts.chunks(DEBITS_PER_CALL);
@@ -164,8 +164,10 @@ impl Limiter {
                 result => result,
             };
             if let Err(fault) = result {
-                unsent.flatten().cloned().for_each(|debt| fallback.add(debt));
-                self.metrics.dropped_debits.inc_by(due.len() as u64);
+                let lost = if fault.may_have_run() { debts } else { &[] };
+                self.metrics.dropped_debits.inc_by(lost.len() as u64);
+                let kept = if fault.may_have_run() { &[] } else { debts };
+                kept.iter().chain(unsent.flatten()).cloned().for_each(|debt| fallback.add(debt));
                 return Err(fault);
             }
         }

@@ -10,6 +10,26 @@ use prometheus::{
 const DECISION_BUCKETS: [f64; 11] =
     [0.000_01, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25];
 
+/// The kinds of store faults: there from the start, so that the first one is seen as an increase.
+const STORE_FAULTS: [&str; 16] = [
+    "down",
+    "timeout",
+    "waited",
+    "queue_full",
+    "io",
+    "refused",
+    "readonly",
+    "loading",
+    "masterdown",
+    "oom",
+    "busy",
+    "noauth",
+    "noperm",
+    "noreplicas",
+    "wrong_type",
+    "bad_reply",
+];
+
 /// All metrics of a gateway.
 #[derive(Clone, Debug)]
 pub struct Metrics {
@@ -95,6 +115,11 @@ impl Metrics {
             // There from the start, so that the first one is seen as an increase.
             reloads.with_label_values(&[outcome]);
         }
+        let store_errors =
+            counters(&r, "store_errors_total", "Calls without a decision, by kind.", &["kind"])?;
+        for kind in STORE_FAULTS {
+            store_errors.with_label_values(&[kind]);
+        }
         let breaker_transitions =
             counters(&r, "breaker_transitions_total", "Transitions of the store's breaker.", &["to"])?;
         for state in ["closed", "open", "half_open"] {
@@ -120,12 +145,7 @@ impl Metrics {
                 "Requests refused before a decision.",
                 &["reason"],
             )?,
-            store_errors: counters(
-                &r,
-                "store_errors_total",
-                "Calls without a decision, by kind.",
-                &["kind"],
-            )?,
+            store_errors,
             fallback_decisions: counters(
                 &r,
                 "fallback_decisions_total",

@@ -26,6 +26,8 @@ pub struct Reloader {
     one_at_a_time: Mutex<()>,
     /// Why the last one was rejected. Never held for long: the admin listener reads it.
     last_error: Mutex<Option<String>>,
+    /// What the file says otherwise than what runs, until a restart.
+    needs_restart: Mutex<Vec<&'static str>>,
 }
 
 /// A reload that was applied.
@@ -81,6 +83,7 @@ impl Reloader {
             metrics,
             one_at_a_time: Mutex::default(),
             last_error: Mutex::default(),
+            needs_restart: Mutex::default(),
         }
     }
 
@@ -92,9 +95,17 @@ impl Reloader {
             result.as_ref().err().map(ToString::to_string);
         match &result {
             Ok(applied) => {
+                self.needs_restart
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .clone_from(&applied.needs_restart);
                 self.metrics.reloads.with_label_values(&["applied"]).inc();
                 self.metrics.revision.set(i64::try_from(applied.revision).unwrap_or(i64::MAX));
-                tracing::info!(revision = applied.revision, needs_restart = ?applied.needs_restart, "configuration reloaded");
+                tracing::info!(
+                    revision = applied.revision,
+                    needs_restart = applied.needs_restart.join(", "),
+                    "configuration reloaded"
+                );
             }
             Err(error) => {
                 self.metrics.reloads.with_label_values(&["rejected"]).inc();
@@ -107,6 +118,11 @@ impl Reloader {
     /// Why the last reload was rejected, if it was.
     pub fn last_error(&self) -> Option<String> {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sections that the file says otherwise than what runs, until a restart.
+    pub fn needs_restart(&self) -> Vec<&'static str> {
+        self.needs_restart.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn try_reload(&self) -> Result<Applied, ReloadError> {

@@ -31,7 +31,7 @@ fn check(path: &Path) -> bool {
     };
     match source::load(&text, &env::process, 1) {
         Ok((config, snapshot)) => {
-            for warning in warnings(&config) {
+            for warning in &config.warnings {
                 eprintln!(
                     "{}:{}: warning: {}: {}",
                     path.display(),
@@ -56,16 +56,6 @@ pub(super) fn print_faults(path: &Path, faults: &[Fault]) {
     }
     let noun = if faults.len() == 1 { "fault" } else { "faults" };
     eprintln!("{}: {} {noun}", path.display(), faults.len());
-}
-
-fn warnings(config: &Config) -> Vec<Fault> {
-    let mut warnings = config.warnings.clone();
-    if config.identity.hash_secret.0.is_empty() {
-        let message = "is empty: keys in the store are hashed with a public secret, so who can read them can test guesses";
-        warnings.push(Fault::new(config.admin.address.place, "identity.hash_secret", message));
-    }
-    warnings.sort();
-    warnings
 }
 
 fn summary(config: &Config, snapshot: &Snapshot) -> String {

@@ -28,6 +28,12 @@ pub(super) struct Demo {
 
 impl Demo {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
+        anyhow::ensure!(self.port != self.admin_port, "--port and --admin-port are both {}", self.port);
+        for (port, flag) in [(self.port, "--port"), (self.admin_port, "--admin-port")] {
+            anyhow::ensure!(port > 0, "{flag} 0 is no port");
+            TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+                .with_context(|| format!("cannot listen on port {port}; choose another one with {flag}"))?;
+        }
         let echo = free_address().context("no free port for the echo upstream")?;
         let text = include_str!("demo.yaml")
             .replace("8080", &self.port.to_string())
@@ -38,7 +44,7 @@ impl Demo {
         let log_level = logging::start(Level::Warn, LogFormat::Text);
         self.introduce();
         server::run_with(Setup { config, snapshot, path: None, log_level }, Some((echo, Echo)))
-            .context("the demo did not start (choose other ports with --port and --admin-port)")?;
+            .context("the demo did not start")?;
         Ok(ExitCode::SUCCESS)
     }
 

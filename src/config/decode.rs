@@ -60,6 +60,13 @@ pub(super) fn config(root: &Node<'_>, r: &mut Reading<'_>) -> Config {
     );
     let mut warnings = Vec::new();
     let store = store_of(store, r);
+    let (identity_place, identity) =
+        (identity.unwrap_or(root).place, identity_of(identity, r, &mut warnings));
+    if store.redis.is_some() && identity.hash_secret.0.is_empty() {
+        let message =
+            "is empty: unknown keys are hashed with a public secret, so who can read Redis can test guesses";
+        warnings.push(Fault::new(identity_place, "identity.hash_secret", message));
+    }
     let gateways = cluster.and_then(|node| gateways_of(node, r, &mut warnings));
     Config {
         threads: threads.and_then(|node| threads_of(node, r)),
@@ -68,7 +75,7 @@ pub(super) fn config(root: &Node<'_>, r: &mut Reading<'_>) -> Config {
         admin: admin_of(root, admin, r),
         store,
         gateways,
-        identity: identity_of(identity, r, &mut warnings),
+        identity,
         upstreams: upstreams.map(|node| upstreams_of(node, r)).unwrap_or_default(),
         routes: routes_of(root, routes, r),
         rules: rules_of(root, rules, r),
