@@ -81,6 +81,8 @@ pub struct StoreMetrics {
     pub connected: IntGauge,
     /// Gateways that share the limits, as far as is known.
     pub live_gateways: IntGauge,
+    /// Why there was no connection, or no decision.
+    pub errors: IntCounterVec,
 }
 
 impl Metrics {
@@ -93,12 +95,18 @@ impl Metrics {
         let build = IntGaugeVec::new(opts("build_info", "The version that runs; always 1."), &["version"])?;
         build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         r.register(Box::new(build))?;
+        let store_errors =
+            counters(&r, "store_errors_total", "Calls without a decision, by kind.", &["kind"])?;
+        for kind in STORE_FAULTS {
+            store_errors.with_label_values(&[kind]);
+        }
         let store = StoreMetrics {
             calls: counter(&r, "store_calls_total", "Script calls to the store.")?,
             checks: counter(&r, "store_requests_total", "Requests that were decided by script calls.")?,
             script_reloads: counter(&r, "script_reloads_total", "Times the store had lost the script.")?,
             connected: gauge(&r, "store_connected", "1 while the store is connected.")?,
             live_gateways: gauge(&r, "live_gateways", "Gateways that share the limits, as far as is known.")?,
+            errors: store_errors.clone(),
         };
         let decision_seconds = HistogramVec::new(
             HistogramOpts::new(
@@ -114,11 +122,6 @@ impl Metrics {
         for outcome in ["applied", "rejected"] {
             // There from the start, so that the first one is seen as an increase.
             reloads.with_label_values(&[outcome]);
-        }
-        let store_errors =
-            counters(&r, "store_errors_total", "Calls without a decision, by kind.", &["kind"])?;
-        for kind in STORE_FAULTS {
-            store_errors.with_label_values(&[kind]);
         }
         let breaker_transitions =
             counters(&r, "breaker_transitions_total", "Transitions of the store's breaker.", &["to"])?;

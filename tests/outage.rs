@@ -23,6 +23,15 @@ struct Run {
     took: Duration,
 }
 
+/// Stops the clients when it goes.
+struct Stopper<'s>(&'s AtomicBool);
+
+impl Drop for Stopper<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 struct Outage {
     redis: Redis,
     gateways: [Gateway; 2],
@@ -83,6 +92,8 @@ impl Outage {
                     })
                 })
                 .collect();
+            // Also when something below panics: the clients must not go on for ever.
+            let _stopper = Stopper(&stop);
             thread::sleep(Duration::from_millis(500));
             break_it(redis);
             thread::sleep(Duration::from_millis(1_500));
@@ -326,4 +337,186 @@ fn gateways_are_counted() {
     }
     thread::sleep(Duration::from_millis(300));
     assert_eq!(status(&outage), 2);
+}
+
+#[test]
+fn cut_off_from_its_master() {
+    let mut outage = Outage::start();
+    let _: String = outage.redis.command(&["CONFIG", "SET", "replica-serve-stale-data", "no"]);
+    let run = outage.run(
+        |redis| {
+            let _: String = redis.command(&["REPLICAOF", "127.0.0.1", "1"]);
+        },
+        |redis| {
+            let _: String = redis.command(&["REPLICAOF", "NO", "ONE"]);
+        },
+    );
+    run.check("MASTERDOWN", SOME);
+    assert!(outage.errors("masterdown") > 0);
+}
+
+#[test]
+fn loading_its_data() {
+    let mut outage = Outage::start();
+    for key in 0..200 {
+        let _: String = outage.redis.command(&["SET", &format!("ballast{key}"), "x"]);
+    }
+    let run = outage.run(
+        |redis| {
+            let _: String = redis.command(&["SAVE"]);
+            redis.kill();
+            // 200 keys, 7 ms each.
+            redis.restart_with(&[
+                "--key-load-delay",
+                "7000",
+                "--loading-process-events-interval-bytes",
+                "1024",
+            ]);
+        },
+        |_| {},
+    );
+    run.check("LOADING", SOME);
+    assert!(outage.errors("loading") > 0);
+}
+
+#[test]
+fn the_new_password_is_counted_as_such() {
+    let redis = Redis::process();
+    let _: String = redis.command(&["CONFIG", "SET", "requirepass", "secret"]);
+    let upstream = Upstream::start();
+    let rules = everything_to(&upstream, "  default: {capacity: 5, refill_per_second: 1/h}");
+    let gateway = Gateway::start(&format!("{{redis: {{url: '{}'}}}}", redis.url()), &rules);
+    assert_eq!(gateway.get("/", "a").status, 200);
+    eventually("the refusal is counted", || {
+        (gateway.metric("tollgate_store_errors_total{kind=\"noauth\"}") > 0).then_some(())
+    });
+    let ready = get(gateway.admin, "/readyz", "");
+    assert_eq!((ready.status, &*ready.body), (200, "ready, degraded: the store is down\n"));
+}
+
+/// B057: a Redis that may evict buckets is warned about.
+#[test]
+fn b057_eviction_is_warned_about() {
+    let redis = Redis::process();
+    let _: String = redis.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    let _: String = redis.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let upstream = Upstream::start();
+    let rules = everything_to(&upstream, "  default: {capacity: 5, refill_per_second: 1/h}");
+    let gateway = Gateway::start(&format!("{{redis: {{url: '{}'}}}}", redis.url()), &rules);
+    eventually("the warning", || gateway.log().contains("Redis may evict buckets").then_some(()));
+}
+
+/// B059, B067: neither a store that is away nor one that only reads is stormed with connections.
+#[test]
+fn b059_b067_no_storm_of_connections() {
+    let mut redis = Redis::process();
+    let proxy = FaultProxy::to(redis.port);
+    let upstream = Upstream::start();
+    let rules = everything_to(&upstream, "  default: {capacity: 5, refill_per_second: 1/h}");
+    let gateway = Gateway::start(&format!("{{redis: {{url: 'redis://127.0.0.1:{}'}}}}", proxy.port), &rules);
+    let count = |what: &str, seconds: u64| {
+        let before = proxy.connections();
+        let until = Instant::now() + Duration::from_secs(seconds);
+        while Instant::now() < until {
+            assert!(matches!(gateway.get("/", "a").status, 200 | 429));
+            thread::sleep(Duration::from_millis(5));
+        }
+        let made = proxy.connections() - before;
+        println!("{what}: {made} connections in {seconds} s");
+        made
+    };
+    let _: String = redis.command(&["REPLICAOF", "127.0.0.1", "1"]);
+    assert!(count("a replica", 4) <= 12);
+    redis.kill();
+    assert!(count("nobody there", 4) <= 12);
+}
+
+/// B065: RSS stays where it is while a stalled Redis is asked by many.
+#[test]
+fn b065_a_stalled_store_costs_no_memory() {
+    let outage = Outage::start();
+    let resident = || -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", outage.gateways[0].pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
+    };
+    let ask = |seconds| {
+        let until = Instant::now() + Duration::from_secs(seconds);
+        thread::scope(|scope| {
+            for _ in 0..16 {
+                scope.spawn(|| {
+                    let mut client = Connection::open(outage.gateways[0].port);
+                    while Instant::now() < until {
+                        assert_eq!(client.ask("GET", "/", "open").status, 200);
+                    }
+                });
+            }
+        });
+    };
+    ask(1);
+    let before = resident();
+    outage.redis.signal("STOP");
+    ask(3);
+    let after = resident();
+    outage.redis.signal("CONT");
+    println!("RSS {before} kB before, {after} kB after 3 s of a stalled store");
+    assert!(after < before + 20 * 1024, "{before} kB, then {after} kB");
+}
+
+/// A store that answers something else: a fault, never a decision, never a 5xx.
+#[test]
+fn a_store_that_answers_nonsense() {
+    use std::io::{Read as _, Write as _};
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            thread::spawn(move || {
+                let mut buffer = vec![0; 65536];
+                while let Ok(length @ 1..) = stream.read(&mut buffer) {
+                    // One +OK per command: each begins with `*`.
+                    let commands = buffer[..length]
+                        .split(|byte| *byte == b'\n')
+                        .filter(|line| line.starts_with(b"*"))
+                        .count();
+                    if stream.write_all("+OK\r\n".repeat(commands.max(1)).as_bytes()).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    let upstream = Upstream::start();
+    let rules = everything_to(&upstream, "  default: {capacity: 5, refill_per_second: 1/h}");
+    let gateway = Gateway::start(&format!("{{redis: {{url: 'redis://127.0.0.1:{port}'}}}}"), &rules);
+    let statuses: Vec<u16> = (0..8).map(|_| gateway.get("/", "a").status).collect();
+    assert_eq!(statuses, [200, 200, 200, 200, 200, 429, 429, 429]);
+    assert!(gateway.metric("tollgate_store_errors_total{kind=\"bad_reply\"}") > 0);
+}
+
+/// A rule on `deny` answers 503 with Retry-After; its neighbours on `local` do not notice.
+#[test]
+fn deny_beside_local() {
+    let mut redis = Redis::process();
+    let upstream = Upstream::start();
+    let rules = everything_to(
+        &upstream,
+        "  rows:
+    - {tenant: pay, capacity: 50, refill_per_second: 50, on_store_failure: deny}
+    - {tenant: shop, capacity: 1000, refill_per_second: 1000}",
+    );
+    let gateway = Gateway::start(&format!("{{redis: {{url: '{}'}}}}", redis.url()), &rules);
+    assert_eq!((gateway.get("/", "pay").status, gateway.get("/", "shop").status), (200, 200));
+    redis.kill();
+    eventually("the loss is noticed", || (gateway.get("/", "pay").status == 503).then_some(()));
+    for _ in 0..20 {
+        let denied = gateway.get("/", "pay");
+        assert_eq!((denied.status, denied.header("retry-after")), (503, Some("1")));
+        assert_eq!(gateway.get("/", "shop").status, 200);
+    }
+    assert!(
+        gateway.metric(
+            "tollgate_fallback_decisions_total{mode=\"deny\",outcome=\"unavailable\",rule=\"default\"}"
+        ) >= 20
+    );
 }

@@ -301,3 +301,56 @@ fn a_long_outage_leaves_no_debt() {
     }
     assert_eq!((0..100).filter(|step| world.ask(step % 2, &checks)).count(), 10);
 }
+
+/// An outage of 10 s at twice the rate: over outage and recovery no more than the limit. Beside it what
+/// buckets that begin full, and a way back without debits, would have given out.
+#[test]
+fn ten_seconds_at_twice_the_rate() {
+    let (gateways, capacity, rate) = (4u64, 200u64, 100u64);
+    let checks: Checks = std::iter::once(check("a", capacity, "100", 1)).collect();
+    let world = World::new(gateways, 1);
+    let mut meter = Meter { level: 0.0, fullest: 0.0, at: START };
+    // 5 s before, 10 s of outage, 15 s after, at 200 requests a second.
+    for step in 0..6_000u64 {
+        world.clock.advance(Duration::from_millis(5));
+        meter.leak(world.clock.now(), rate as f64);
+        if step == 1_000 {
+            world.set_links(|| Link::Down);
+        } else if step == 3_000 {
+            world.set_links(|| Link::Well);
+        }
+        if step % 10 == 0 {
+            world.recover();
+        }
+        if world.ask((step % gateways) as usize, &checks) {
+            meter.admit();
+        }
+    }
+    // The same arrivals, on plain buckets: local ones that begin full, and a store that is told nothing.
+    let clock = ManualClock::at(START);
+    let store = MemoryStore::new(10, Arc::new(ManualClock::at(START)));
+    let locals: Vec<_> =
+        (0..gateways).map(|_| MemoryStore::new(10, Arc::new(ManualClock::at(START)))).collect();
+    let share = check("a", capacity / gateways, "25", 1);
+    let mut careless = Meter { level: 0.0, fullest: 0.0, at: START };
+    for step in 0..6_000u64 {
+        clock.advance(Duration::from_millis(5));
+        let now = clock.now();
+        careless.leak(now, rate as f64);
+        let verdict = if (1_000..3_000).contains(&step) {
+            locals[(step % gateways) as usize].take_at(std::slice::from_ref(&share), now)[0]
+        } else {
+            store.take_at(&checks, now)[0]
+        };
+        if verdict.is_allowed() {
+            careless.admit();
+        }
+    }
+    println!(
+        "capacity {capacity}, {rate}/s, {gateways} gateways, 10 s of outage at twice the rate: at most {:.1} at once; \
+         beginning full and without debits: {:.1}",
+        meter.fullest, careless.fullest
+    );
+    assert!(meter.fullest <= (capacity + gateways) as f64, "{}", meter.fullest);
+    assert!(careless.fullest > 1.5 * capacity as f64, "{}", careless.fullest);
+}

@@ -17,6 +17,7 @@ struct Faults {
     delay_ms: AtomicU64,
     swallow_replies: AtomicBool,
     black_hole: AtomicBool,
+    connections: AtomicU64,
 }
 
 impl FaultProxy {
@@ -27,6 +28,7 @@ impl FaultProxy {
         let shared = Arc::clone(&faults);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
+                shared.connections.fetch_add(1, Ordering::SeqCst);
                 let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else { continue };
                 for stream in [&client, &server] {
                     let _ = stream.set_nodelay(true);
@@ -53,6 +55,11 @@ impl FaultProxy {
 }
 
 impl FaultProxy {
+    /// Connections so far.
+    pub fn connections(&self) -> u64 {
+        self.faults.connections.load(Ordering::SeqCst)
+    }
+
     /// Nothing arrives anywhere, and nobody is told: as behind a firewall that drops.
     pub fn black_hole(&self, on: bool) {
         self.faults.black_hole.store(on, Ordering::SeqCst);

@@ -38,7 +38,7 @@ impl Redis {
     pub fn process() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let port = free_port();
-        let child = spawn(port, folder.path());
+        let child = spawn(port, folder.path(), &[]);
         let redis = Self { port, server: Server::Process { child, folder } };
         redis.wait();
         redis
@@ -70,8 +70,16 @@ impl Redis {
         let Server::Process { child, folder } = &mut self.server else {
             panic!("only a process can be restarted")
         };
-        *child = spawn(self.port, folder.path());
+        *child = spawn(self.port, folder.path(), &[]);
         self.wait();
+    }
+
+    /// [`Redis::restart`] with more arguments, without waiting for it.
+    pub fn restart_with(&mut self, arguments: &[&str]) {
+        let Server::Process { child, folder } = &mut self.server else {
+            panic!("only a process can be restarted")
+        };
+        *child = spawn(self.port, folder.path(), arguments);
     }
 
     pub fn url(&self) -> String {
@@ -108,10 +116,11 @@ impl Drop for Redis {
     }
 }
 
-fn spawn(port: u16, folder: &std::path::Path) -> Child {
+fn spawn(port: u16, folder: &std::path::Path, arguments: &[&str]) -> Child {
     Command::new("redis-server")
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
         .args(["--enable-debug-command", "yes"])
+        .args(arguments)
         .current_dir(folder)
         .stdout(Stdio::null())
         .spawn()

@@ -1,5 +1,6 @@
 //! One connection to Redis, with the script on the other side.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -35,6 +36,7 @@ impl Connection {
                 .set_response_timeout(None);
             let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
             let sha = load(&mut connection).await?;
+            warn_of_eviction(&mut connection).await;
             Ok(Self { connection, sha })
         };
         match tokio::time::timeout(CONNECT_WITHIN, open).await {
@@ -61,6 +63,22 @@ impl Connection {
     pub(super) async fn reload(&mut self) -> Result<(), RedisError> {
         self.sha = load(&mut self.connection).await?;
         Ok(())
+    }
+}
+
+/// A Redis that may evict keys forgets what was taken, and so gives out more than the limit. Who may not
+/// be asked for its configuration is not: that is no reason not to work.
+async fn warn_of_eviction(connection: &mut MultiplexedConnection) {
+    let mut ask = Cmd::new();
+    ask.arg("CONFIG").arg("GET").arg("maxmemory*");
+    let Ok(settings) = ask.query_async::<HashMap<String, String>>(connection).await else { return };
+    let policy = settings.get("maxmemory-policy").map_or("noeviction", String::as_str);
+    let bounded = settings.get("maxmemory").is_some_and(|bytes| bytes != "0");
+    if bounded && policy != "noeviction" {
+        tracing::warn!(
+            policy,
+            "Redis may evict buckets, which gives out more than the limit: use noeviction"
+        );
     }
 }
 

@@ -118,10 +118,17 @@ impl Flights {
                     tracing::info!(attempts, "connected to Redis");
                     return Some(connection);
                 }
-                Err(error) if attempts == 0 => {
-                    tracing::warn!(%error, "cannot connect to Redis, trying again");
+                Err(error) => {
+                    let fault = if is_server_answer(&error) {
+                        StoreFault::Refused(words(&error))
+                    } else {
+                        StoreFault::Down
+                    };
+                    self.metrics.errors.with_label_values(&[fault.kind()]).inc();
+                    if attempts == 0 {
+                        tracing::warn!(%error, "cannot connect to Redis, trying again");
+                    }
                 }
-                Err(error) => tracing::debug!(%error, attempts, "cannot connect to Redis"),
             }
             attempts = attempts.saturating_add(1);
             self.rest(pause).await?;
