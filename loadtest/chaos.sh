@@ -6,6 +6,7 @@
 #
 # Environment: TOLLGATE  gateway binary (default: target/release/tollgate)
 #              FAULTS    names of the faults to run, by word (default: all)
+#              DURING    seconds that a fault lasts (default: 3)
 # Needs wrk, nginx, redis-server, redis-cli, curl; iptables as root for `drop`.
 
 set -euo pipefail
@@ -15,7 +16,7 @@ export LC_ALL=C
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 TOLLGATE=${TOLLGATE:-$(dirname -- "$HERE")/target/release/tollgate}
 FAULTS=${FAULTS:-none kill kill-saved stop pause sleep drop oom flush busy password replica}
-readonly CAPACITY=200 RATE=100 BEFORE=2 DURING=3 AFTER=3
+readonly CAPACITY=200 RATE=100 BEFORE=2 DURING=${DURING:-3} AFTER=3
 
 WORK=$(mktemp -d)
 PIDS=()
@@ -173,7 +174,7 @@ one_fault() {
     started=$(now)
     load before $BEFORE
     wait "${LOADS[@]}"
-    load during $DURING
+    load during "$DURING"
     break_redis "$fault"
     wait "${LOADS[@]}"
     load after $AFTER
