@@ -86,7 +86,11 @@ impl TokenBucket {
     /// one token and for `cost`.
     #[must_use]
     pub fn share(&self, gateways: u32, cost: u64) -> Self {
-        let gateways = u64::from(gateways.max(1));
+        if gateways <= 1 {
+            // The whole: no arithmetic on the path of every request that the store has answered.
+            return *self;
+        }
+        let gateways = u64::from(gateways);
         let capacity = (self.capacity / gateways).max(cost.clamp(1, self.capacity));
         let scale = scale_for(capacity);
         // A scale that differs multiplies n; if that cannot be exact, dividing less is the safe side
