@@ -1,64 +1,88 @@
 -- One flight: many requests, each decided for itself, all of its checks or none.
 --
 -- KEYS  one bucket per check, in the order of the checks
--- ARGV  per request: the number of its checks; then for each check
---       cost, capacity (both in units), n, d, scale, ttl in ms; a cost below 0 is a debit of what was
---       spent already: as much of it as there is, never refused
+-- ARGV  the number of different terms; for each of them cost, capacity (both in units), n, d, scale,
+--       ttl in ms; then per request the position of its check's terms, from 1. A request of several
+--       checks begins with their number as -2, -3 ...
+--       A cost below 0 is a debit of what was spent already: never refused, and it may leave the
+--       bucket below 0, so that what was spent too early is earned before the next request passes
 -- reply {now in microseconds, then per check: code, remaining, retry in ms, reset in ms}
 --       code 1 allowed, 0 refused, 2 can never pass, -1 fault (its text in the place of `remaining`)
 --
 -- A refusal writes nothing, unless the key would expire before it is full again: a missing key
 -- counts as full, so its time to live must outlast the refill (a slower rule, or a PERSIST by hand).
 
-local COST, CAPACITY, N, D, SCALE, DEBIT = {}, {}, {}, {}, {}, {}
+-- By their position as it stands in ARGV: a text.
+local TERMS = {}
 local UNITS, AT = {}, {}
 local reply = { now }
-local key, arg, out = 0, 1, 1
+local key, arg, out = 0, 2, 1
 local last = #ARGV
 
+for i = 1, ARGV[1] do
+  local cost, capacity = ARGV[arg] + 0, ARGV[arg + 1] + 0
+  -- One capacity below 0 at most, and never so far that what is missing cannot be counted.
+  local lowest = -math.min(capacity, EXACT - capacity)
+  TERMS[tostring(i)] = {
+    debit = cost < 0,
+    takes = cost > 0,
+    cost = cost < 0 and -cost or cost,
+    capacity = capacity,
+    lowest = lowest,
+    least = cost < 0 and capacity - EXACT or lowest, -- a debit only subtracts
+    n = ARGV[arg + 2] + 0,
+    d = ARGV[arg + 3] + 0,
+    scale = ARGV[arg + 4] + 0,
+    ttl = ARGV[arg + 5],
+  }
+  arg = arg + 6
+end
+
 while arg <= last do
-  local checks = ARGV[arg] + 0
-  local first = arg + 1
+  local checks = 1
+  if not TERMS[ARGV[arg]] then
+    checks = -ARGV[arg]
+    arg = arg + 1
+  end
   local fault, admitted = nil, true
 
   for i = 1, checks do
-    local a = first + (i - 1) * 6
-    local cost, capacity, n, d, scale = ARGV[a] + 0, ARGV[a + 1] + 0, ARGV[a + 2] + 0, ARGV[a + 3] + 0, ARGV[a + 4] + 0
-    local units, at = refilled(KEYS[key + i], capacity, n, d, scale, cost < 0)
+    local terms = TERMS[ARGV[arg + i - 1]]
+    local units, at = refilled(KEYS[key + i], terms)
     if not units then
       fault = at
       break
     end
-    DEBIT[i] = cost < 0
-    if cost < 0 then
-      cost = -cost
-      if cost > units then cost = units end
-    end
-    COST[i], CAPACITY[i], N[i], D[i], SCALE[i], UNITS[i], AT[i] = cost, capacity, n, d, scale, units, at
-    if cost > units then admitted = false end
+    UNITS[i], AT[i] = units, at
+    if terms.cost > units and terms.takes then admitted = false end
   end
 
   for i = 1, checks do
     if not fault then
-      local cost, capacity, n, d, scale, units, at = COST[i], CAPACITY[i], N[i], D[i], SCALE[i], UNITS[i], AT[i]
-      local ttl = ARGV[first + i * 6 - 1]
+      local terms = TERMS[ARGV[arg + i - 1]]
+      local units, at, cost, capacity = UNITS[i], AT[i], terms.cost, terms.capacity
       local code, retry = 1, 0
-      if cost > capacity and not DEBIT[i] then
+      if terms.debit then
+        if admitted and units ~= UNCOUNTABLE then
+          units = math.max(units - cost, math.min(units, terms.lowest))
+          fault = store(KEYS[key + i], units, at, terms)
+        end
+      elseif cost > capacity then
         code = 2
-      elseif cost > units then
+      elseif cost > units and cost > 0 then
         code = 0
-        retry = to_ms(at + time_to_earn(cost - units, n, d) - now)
+        retry = to_ms(at + time_to_earn(cost - units, terms.n, terms.d) - now)
       elseif admitted and cost > 0 then
         units = units - cost
-        fault = store(KEYS[key + i], units, at, scale, ttl, DEBIT[i])
+        fault = store(KEYS[key + i], units, at, terms)
       end
-      local missing = capacity - units
-      if missing < 0 then missing = 0 end
-      local reset = to_ms(at + time_to_earn(missing, n, d) - now)
+      local missing = units < capacity and capacity - units or 0
+      local reset = to_ms(at + time_to_earn(missing, terms.n, terms.d) - now)
       if code == 0 and call('PTTL', KEYS[key + i]) < reset then
-        pcall('PEXPIRE', KEYS[key + i], ttl) -- a replica refuses; the neighbours go on
+        pcall('PEXPIRE', KEYS[key + i], terms.ttl) -- a replica refuses; the neighbours go on
       end
-      reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] = code, floor(units / scale), retry, reset
+      reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] =
+        code, units > 0 and floor(units / terms.scale) or 0, retry, reset
     end
     if fault then
       reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] = -1, fault, 0, 0
@@ -67,7 +91,7 @@ while arg <= last do
   end
 
   key = key + checks
-  arg = first + checks * 6
+  arg = arg + checks
 end
 
 return reply

@@ -3,10 +3,18 @@
 -- Numbers are whole: tokens are counted in units of 1/scale token, time in microseconds, and the
 -- refill is `n` units each `d` microseconds (n * d <= 2^53, so that every product here is exact).
 -- A stored bucket is a hash: `tokens` (decimal, at most six places) and `ts` (microseconds).
+-- `tokens` is below 0 where more was spent without Redis than there was; it refills from there.
 -- Most rates have d = 1 (whole tokens per second, at the usual scale): their way is the short one.
 
 local call, pcall = redis.call, redis.pcall
 local floor, ceil, format = math.floor, math.ceil, string.format
+local now_text = format('%d', now)
+
+-- Up to here doubles count exactly.
+local EXACT = 9007199254740992
+
+-- What stands for more units than can be counted in the scale at hand.
+local UNCOUNTABLE = 2 * EXACT
 
 -- 100 years in microseconds: the longest wait that is told, and below 2^53.
 local FOREVER = 3155760000000000
@@ -31,24 +39,25 @@ end
 
 -- What the key holds now: units and the time up to which they are counted, or nil and a reason. A
 -- debit may come from an older rule: it only subtracts, so what is above its capacity stays there.
-local function refilled(key, capacity, n, d, scale, debit)
+local function refilled(key, terms)
   local state = pcall('HMGET', key, 'tokens', 'ts')
   if state.err then return nil, state.err end
   local tokens, at = state[1], state[2]
+  local capacity, n, d, scale = terms.capacity, terms.n, terms.d, terms.scale
   if not tokens and not at then return capacity, now end
   tokens, at = tonumber(tokens or ''), tonumber(at or '')
-  if not tokens or not at or not (tokens >= 0 and tokens <= 9007199254740992)
-    or not (at >= 0 and at <= 9007199254740992) then
+  if not tokens or not at or not (tokens >= -EXACT and tokens <= EXACT) or not (at >= 0 and at <= EXACT) then
     return nil, 'BADSTATE the key does not hold a token bucket'
   end
   local exact = tokens * scale
   local units = floor(exact)
   if exact - units >= 0.5 then units = units + 1 end -- not floor(x + 0.5): that is not exact near 2^53
+  if units < terms.least then units = terms.least end
   at = floor(at)
   local elapsed = now - at
   if units > capacity then
-    if debit and units > 9007199254740992 then return 0, at end -- too much to count in this scale: let it be
-    if debit then return units, elapsed > 0 and now or at end
+    if terms.debit and units > EXACT then return UNCOUNTABLE, at end
+    if terms.debit then return units, elapsed > 0 and now or at end
     units = capacity
   end
   if elapsed <= 0 then
@@ -71,20 +80,24 @@ local function refilled(key, capacity, n, d, scale, debit)
   return units, now - floor((part - partial * d) / n)
 end
 
+-- Units as tokens. By whole numbers: a double takes several times as long to write.
+local function as_tokens(units, scale)
+  local sign = ''
+  if units < 0 then units, sign = -units, '-' end
+  local whole = floor(units / scale)
+  local rest = units - whole * scale
+  if rest == 0 then return format('%s%d', sign, whole) end
+  if scale == 1000 then return format('%s%d.%03d', sign, whole, rest) end
+  return format('%s%d.%06d', sign, whole, rest)
+end
+
 -- Writes a bucket; gives the reason if Redis does not take it. Numbers go as text: how a Lua number
 -- is written into a command differs between versions of Redis.
-local function store(key, units, at, scale, ttl, debit)
-  local tokens
-  if units % scale == 0 then
-    tokens = format('%.0f', units / scale)
-  elseif scale == 1000 then
-    tokens = format('%.3f', units / scale)
-  else
-    tokens = format('%.6f', units / scale)
-  end
-  local stored = pcall('HSET', key, 'tokens', tokens, 'ts', format('%.0f', at))
+local function store(key, units, at, terms)
+  local ts = at == now and now_text or format('%d', at)
+  local stored = pcall('HSET', key, 'tokens', as_tokens(units, terms.scale), 'ts', ts)
   if type(stored) == 'table' and stored.err then return stored.err end
   -- A debit from an older, faster rule must not shorten a life.
-  if debit and call('PTTL', key) >= ttl + 0 then return nil end
-  pcall('PEXPIRE', key, ttl)
+  if terms.debit and call('PTTL', key) >= terms.ttl + 0 then return nil end
+  pcall('PEXPIRE', key, terms.ttl)
 end

@@ -61,6 +61,7 @@ pub struct Breaker {
     failures: AtomicU32,
     last_answer: AtomicU64,
     last_failure: AtomicU64,
+    down_at: AtomicU64,
     pause: Mutex<Pause>,
 }
 
@@ -83,6 +84,7 @@ impl Breaker {
             failures: AtomicU32::new(0),
             last_answer: AtomicU64::new(0),
             last_failure: AtomicU64::new(0),
+            down_at: AtomicU64::new(0),
             pause: Mutex::new(Pause { until: Timestamp::default(), doublings: 0, random: seed }),
         }
     }
@@ -107,6 +109,16 @@ impl Breaker {
         Some(Probe { breaker: self, now, closes: false })
     }
 
+    /// Notes that the store is known to be away at `now`, without asking it.
+    pub fn note_down(&self, now: Timestamp) {
+        self.down_at.fetch_max(now.as_micros(), Ordering::Relaxed);
+    }
+
+    /// When the store was last known to be away. Before that it answered nobody; since then it may have.
+    pub fn down_at(&self) -> Timestamp {
+        Timestamp::from_micros(self.down_at.load(Ordering::Relaxed))
+    }
+
     fn succeed(&self, now: Timestamp) {
         if self.in_a_row.load(Ordering::Relaxed) > 0 {
             self.in_a_row.store(0, Ordering::Relaxed);
@@ -118,6 +130,7 @@ impl Breaker {
 
     /// Counts a failure; tells whether it has opened the circuit.
     fn fail(&self, now: Timestamp) -> bool {
+        self.note_down(now);
         if !self.is_next(&self.last_failure, now) {
             return false;
         }
@@ -222,6 +235,7 @@ impl Drop for Probe<'_> {
         if self.closes {
             self.breaker.close();
         } else {
+            self.breaker.note_down(self.now);
             self.breaker.open(&mut self.breaker.pause(), self.now);
         }
     }
@@ -326,6 +340,7 @@ mod tests {
         assert!(breaker.probe(START.plus_micros(SECOND / 2 - 1)).is_none());
         let now = START.plus_micros(SECOND + 50_000);
         let probe = breaker.probe(now).unwrap();
+        assert_eq!(breaker.down_at(), START.plus_micros(9 * 5_000), "the last failure");
         assert_eq!(breaker.state(), State::HalfOpen);
         assert!(breaker.probe(now).is_none() && breaker.admit().is_none());
         probe.close();
@@ -345,6 +360,7 @@ mod tests {
             while breaker.probe(now).map(drop).is_none() {
                 now = now.plus_micros(10_000);
             }
+            assert_eq!(breaker.down_at(), now);
             pauses.push(now.micros_since(opened));
             assert_eq!(breaker.state(), State::Open);
         }

@@ -274,15 +274,22 @@ pub fn read(text: &str, lookup: env::Lookup<'_>) -> Result<Config, Vec<Fault>> {
 
 /// Reads as much of a configuration as can be read, so that more faults can be found in it.
 pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fault>) {
-    let mut faults = Vec::new();
-    let Some(root) = yaml::parse(text, &mut faults) else {
+    let (mut faults, mut rows, mut index) = (Vec::new(), Vec::new(), 0);
+    let mut take = |item, faults: &mut Vec<Fault>| {
+        let mut reading = fields::Reading { faults: std::mem::take(faults), lookup };
+        rows.extend(decode::row(&item, index, &mut reading));
+        index += 1;
+        *faults = reading.faults;
+    };
+    let streamed = yaml::Rows { path: &["rules", "rows"], take: &mut take };
+    let Some(root) = yaml::parse(text, streamed, &mut faults) else {
         if faults.is_empty() {
             faults.push(Fault::new(Place { line: 1, column: 1 }, "", "the file is empty"));
         }
         return (None, faults);
     };
     let mut reading = fields::Reading { faults, lookup };
-    let config = decode::config(&root, &mut reading);
+    let config = decode::config(&root, rows, &mut reading);
     for listener in &config.listeners {
         let (address, admin) = (listener.address, config.admin.address);
         if address.value == admin.value && admin.value.port() != 0 {

@@ -7,7 +7,8 @@
 //!
 //! What is spent here is owed to the store. On the way back each gateway has it debited there once:
 //! as much as it spent, but not more than is missing in its own bucket by then, for what has been
-//! refilled meanwhile would have been refilled in the store as well.
+//! refilled meanwhile would have been refilled in the store as well. Where others were quicker and have
+//! had it from the store already, the debit leaves the bucket there below 0.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -147,14 +148,17 @@ impl Fallback {
         self.debts().len()
     }
 
-    /// What of a debt is still to be debited: what is missing in the bucket here, at most. The rest has
-    /// been refilled meanwhile, and so it has in the store.
-    pub fn debit(&self, debt: &Debt, now: Timestamp) -> Option<Check> {
+    /// What of a debt is still to be debited at `now` in a store that was last known to be away at
+    /// `down_at`: what is missing in the bucket here, at most. The rest has been refilled meanwhile, and
+    /// so it has in the store. But what was refilled here since `down_at` counts as missing: the store may
+    /// have given the same to gateways that came back earlier.
+    pub fn debit(&self, debt: &Debt, down_at: Timestamp, now: Timestamp) -> Option<Check> {
         let check = &debt.check;
         let share = check.limit.share(self.gateways(), debt.largest);
         let ask = Check { limit: share, cost: 0, demand: Demand::Take, ..check.clone() };
         let left = self.memory.take_at(&[ask], now).first().map_or(0, |verdict| verdict.remaining);
-        let cost = check.cost.min(share.capacity().saturating_sub(left));
+        let missing = share.capacity().saturating_sub(left);
+        let cost = check.cost.min(missing.saturating_add(share.earned(now.micros_since(down_at))));
         (cost > 0).then(|| Check { cost, ..check.clone() })
     }
 

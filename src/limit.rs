@@ -30,6 +30,13 @@ impl Limit {
         }
     }
 
+    /// Whole tokens that are earned in `micros`.
+    pub const fn earned(&self, micros: u64) -> u64 {
+        match self {
+            Self::TokenBucket(bucket) => bucket.earned(micros),
+        }
+    }
+
     /// The part of this limit that one of `gateways` may give out alone, when no store joins them;
     /// room enough for `cost`, which could never pass otherwise.
     #[must_use]

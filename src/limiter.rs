@@ -103,11 +103,12 @@ impl Limiter {
         let Some(Outage { breaker, fallback, probe: check }) = &self.outage else { return };
         // Without a connection a probe could only fail, and make the next pause longer.
         if !self.store.is_up() {
+            breaker.note_down(self.clock.now());
             return;
         }
         if breaker.state() == State::Closed && fallback.in_debt() {
             // From single calls that failed, or from the last moments of an outage.
-            let _ = self.settle(fallback).await;
+            let _ = self.settle(fallback, breaker.down_at()).await;
             return;
         }
         let Some(probe) = breaker.probe(self.clock.now()) else { return };
@@ -118,7 +119,7 @@ impl Limiter {
             self.tell(State::Open, &fault.to_string());
             return;
         }
-        if let Err(fault) = self.settle(fallback).await {
+        if let Err(fault) = self.settle(fallback, breaker.down_at()).await {
             drop(probe);
             self.tell(State::Open, &fault.to_string());
             return;
@@ -147,14 +148,16 @@ impl Limiter {
         self.outage.as_ref().map_or(1, |outage| outage.fallback.gateways())
     }
 
-    /// Debits in the store what was spent without it, each debit at most once: one whose outcome is
-    /// unknown is dropped and counted, never repeated. Those that were not made wait for the next time.
-    async fn settle(&self, fallback: &Fallback) -> Result<(), StoreFault> {
+    /// Debits in the store what was spent without it until `down_at` and since, each debit at most once: one
+    /// whose outcome is unknown is dropped and counted, never repeated. Those that were not made wait for
+    /// the next time.
+    async fn settle(&self, fallback: &Fallback, down_at: Timestamp) -> Result<(), StoreFault> {
         let debts = fallback.take_debts();
         let mut unsent = debts.chunks(DEBITS_PER_CALL);
         while let Some(debts) = unsent.next() {
             let now = self.clock.now();
-            let due: Vec<Check> = debts.iter().filter_map(|debt| fallback.debit(debt, now)).collect();
+            let due: Vec<Check> =
+                debts.iter().filter_map(|debt| fallback.debit(debt, down_at, now)).collect();
             if due.is_empty() {
                 continue;
             }

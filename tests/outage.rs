@@ -12,7 +12,7 @@ const CAPACITY: usize = 60;
 const RATE: usize = 20;
 /// What an outage may cost that Redis remembers: what is decided here in the first ten deadlines, for
 /// calls that Redis may have run, is not owed.
-const SOME: usize = CAPACITY / 2;
+const SOME: usize = CAPACITY / 4;
 
 /// What came of the requests of one run.
 struct Run {

@@ -156,8 +156,10 @@ fn random_traces_give_the_same_verdicts() {
 fn planted_faults_are_found() {
     let redis = Redis::start();
     for (from, to) in [
-        ("if cost > units then admitted = false", "if cost >= units then admitted = false"),
-        ("elseif cost > units then", "elseif cost >= units then"),
+        ("if terms.cost > units and terms.takes", "if terms.cost >= units and terms.takes"),
+        ("if terms.cost > units and terms.takes", "if terms.cost > units"),
+        ("elseif cost > units and", "elseif cost >= units and"),
+        ("elseif cost > units and cost > 0", "elseif cost > units"),
         ("elseif admitted and cost > 0", "elseif cost > 0"),
         ("return units, now - floor((part - partial * d) / n)", "return units, now"),
         ("    return units, at\n  end", "    return units, now\n  end"),
@@ -166,8 +168,14 @@ fn planted_faults_are_found() {
         ("time = ceil(need / n)", "time = floor(need / n)"),
         ("units = units + elapsed * n\n", "units = units + (elapsed - 1) * n\n"),
         ("    units = capacity\n  end", "  end"),
-        ("if debit then return units, elapsed > 0 and now or at end", ""),
-        ("if cost > units then cost = units end", ""),
+        ("if terms.debit then return units, elapsed > 0 and now or at end", ""),
+        ("math.max(units - cost, math.min(units, terms.lowest))", "units - cost"),
+        ("math.max(units - cost, math.min(units, terms.lowest))", "math.max(units - cost, terms.lowest)"),
+        ("math.max(units - cost, math.min(units, terms.lowest))", "math.max(units - cost, 0)"),
+        ("if units < terms.least then units = terms.least end", ""),
+        ("cost < 0 and capacity - EXACT or lowest", "lowest"),
+        ("sign = -units, '-'", "sign = -units, ''"),
+        ("math.min(capacity, EXACT - capacity)", "capacity"),
         ("and call('PTTL', KEYS[key + i]) < reset", "and false"),
     ] {
         assert!(SOURCE.contains(from), "no longer in the script: {from}");

@@ -10,21 +10,22 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use self::routing::{routes_of, upstreams_of};
-pub(super) use self::rules::built_in_default;
 use self::rules::rules_of;
+pub(super) use self::rules::{built_in_default, row};
 use self::store::{gateways_of, hot_keys_of, store_of};
 use super::fault::{Fault, Placed};
 use super::fields::{Reading, join, placed};
 use super::yaml::{Kind, Node};
 use super::{
     Admin, Certificate, Config, Headers, Identity, Level, Listener, Log, LogFormat, Missing, OnStoreFailure,
-    Secret,
+    Row, Secret,
 };
 
 const ON_STORE_FAILURE: [(&str, OnStoreFailure); 3] =
     [("local", OnStoreFailure::Local), ("allow", OnStoreFailure::Allow), ("deny", OnStoreFailure::Deny)];
 
-pub(super) fn config(root: &Node<'_>, r: &mut Reading<'_>) -> Config {
+/// The configuration below `root`; `rows` have been read on the way.
+pub(super) fn config(root: &Node<'_>, rows: Vec<Row>, r: &mut Reading<'_>) -> Config {
     let [
         threads,
         drain,
@@ -78,7 +79,7 @@ pub(super) fn config(root: &Node<'_>, r: &mut Reading<'_>) -> Config {
         identity,
         upstreams: upstreams.map(|node| upstreams_of(node, r)).unwrap_or_default(),
         routes: routes_of(root, routes, r),
-        rules: rules_of(root, rules, r),
+        rules: rules_of(root, rules, rows, r),
         headers: headers_of(headers, r),
         log: log_of(log, r),
         warnings: {

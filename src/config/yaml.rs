@@ -71,10 +71,21 @@ pub fn shorten(text: &str) -> String {
     short
 }
 
+/// Where a document has a list that is not kept: each item is handed over as soon as it is read, and
+/// what is left in the tree is an empty list. Half a million rows need no half a million nodes.
+pub struct Rows<'r, 'a> {
+    /// The keys that lead to the list.
+    pub path: &'r [&'r str],
+    /// Takes an item.
+    pub take: &'r mut dyn FnMut(Node<'a>, &mut Vec<Fault>),
+}
+
 /// Parses one document. Syntax faults end the reading, duplicate keys do not.
-pub fn parse<'a>(text: &'a str, faults: &mut Vec<Fault>) -> Option<Node<'a>> {
-    let mut reader = Reader { parser: Parser::new_from_str(text), anchors: Vec::new(), aliased: 0, faults };
-    match reader.document() {
+pub fn parse<'a, 'r>(text: &'a str, rows: Rows<'r, 'a>, faults: &'r mut Vec<Fault>) -> Option<Node<'a>> {
+    let path = rows.path;
+    let mut reader =
+        Reader { parser: Parser::new_from_str(text), anchors: Vec::new(), aliased: 0, rows, faults };
+    match reader.document(path) {
         Ok(node) => node,
         Err(fault) => {
             reader.faults.push(fault);
@@ -83,14 +94,15 @@ pub fn parse<'a>(text: &'a str, faults: &mut Vec<Fault>) -> Option<Node<'a>> {
     }
 }
 
-struct Reader<'a, 'f> {
+struct Reader<'a, 'r> {
     parser: Parser<'a, granit_parser::StrInput<'a>>,
     anchors: Vec<(usize, Node<'a>)>,
     aliased: usize,
-    faults: &'f mut Vec<Fault>,
+    rows: Rows<'r, 'a>,
+    faults: &'r mut Vec<Fault>,
 }
 
-impl<'a> Reader<'a, '_> {
+impl<'a, 'r> Reader<'a, 'r> {
     fn next(&mut self) -> Result<(Event<'a>, Place), Fault> {
         match self.parser.next_event() {
             Some(Ok((event, span))) => Ok((event, place_of(span))),
@@ -103,7 +115,7 @@ impl<'a> Reader<'a, '_> {
         }
     }
 
-    fn document(&mut self) -> Result<Option<Node<'a>>, Fault> {
+    fn document(&mut self, path: &'r [&'r str]) -> Result<Option<Node<'a>>, Fault> {
         let mut root = None;
         loop {
             let (event, place) = self.next()?;
@@ -115,21 +127,33 @@ impl<'a> Reader<'a, '_> {
                 }
                 Event::DocumentStart(..) => {
                     let (event, place) = self.next()?;
-                    root = Some(self.node(event, place)?);
+                    root = Some(self.node(event, place, Some(path))?);
                 }
                 _ => return Err(Fault::new(place, "", "not YAML: a value outside of a document")),
             }
         }
     }
 
-    /// The node that `event` begins. The parser bounds the depth, so recursion is bounded.
-    fn node(&mut self, event: Event<'a>, place: Place) -> Result<Node<'a>, Fault> {
+    /// The node that `event` begins; `path` leads from it to the rows, if they are below. The parser
+    /// bounds the depth, so recursion is bounded.
+    fn node(
+        &mut self,
+        event: Event<'a>,
+        place: Place,
+        path: Option<&'r [&'r str]>,
+    ) -> Result<Node<'a>, Fault> {
         let (kind, anchor, tag) = match event {
             Event::Scalar(text, style, anchor, tag) => {
                 (Kind::Scalar { text, plain: style == ScalarStyle::Plain }, anchor, tag)
             }
-            Event::SequenceStart(_, anchor, tag) => (Kind::Sequence(self.sequence()?), anchor, tag),
-            Event::MappingStart(_, anchor, tag) => (Kind::Mapping(self.mapping()?), anchor, tag),
+            Event::SequenceStart(_, anchor, tag) => {
+                // What has a name may be asked for again, and is kept.
+                let here = path.is_some_and(<[_]>::is_empty) && anchor == 0;
+                (Kind::Sequence(if here { self.hand_over()? } else { self.sequence()? }), anchor, tag)
+            }
+            Event::MappingStart(_, anchor, tag) => {
+                (Kind::Mapping(self.mapping(path.filter(|_| anchor == 0))?), anchor, tag)
+            }
             Event::Alias(id) => return self.alias(id, place),
             _ => return Err(Fault::new(place, "", "not YAML: expected a value")),
         };
@@ -152,21 +176,37 @@ impl<'a> Reader<'a, '_> {
         loop {
             match self.next()? {
                 (Event::SequenceEnd, _) => return Ok(items),
-                (event, place) => items.push(self.node(event, place)?),
+                (event, place) => items.push(self.node(event, place, None)?),
             }
         }
     }
 
-    fn mapping(&mut self) -> Result<Vec<(Text<'a>, Node<'a>)>, Fault> {
+    fn hand_over(&mut self) -> Result<Vec<Node<'a>>, Fault> {
+        loop {
+            match self.next()? {
+                (Event::SequenceEnd, _) => return Ok(Vec::new()),
+                (event, place) => {
+                    let item = self.node(event, place, None)?;
+                    (self.rows.take)(item, self.faults);
+                }
+            }
+        }
+    }
+
+    fn mapping(&mut self, path: Option<&'r [&'r str]>) -> Result<Vec<(Text<'a>, Node<'a>)>, Fault> {
         let mut entries: Vec<(Text<'a>, Node<'a>)> = Vec::new();
         loop {
             let (event, place) = self.next()?;
             if matches!(event, Event::MappingEnd) {
                 return Ok(entries);
             }
-            let key = self.node(event, place)?;
+            let key = self.node(event, place, None)?;
             let (event, place) = self.next()?;
-            let value = self.node(event, place)?;
+            let below = match (&key.kind, path) {
+                (Kind::Scalar { text, .. }, Some([first, rest @ ..])) if text == first => Some(rest),
+                _ => None,
+            };
+            let value = self.node(event, place, below)?;
             let Kind::Scalar { text, .. } = key.kind else {
                 self.faults.push(Fault::new(key.place, "", "a key must be a plain word"));
                 continue;

@@ -4,6 +4,8 @@
 //! Tokens are counted in units of `1/scale` token, time in microseconds, and the refill is `n` units
 //! each `d` microseconds. `n * d <= 2^53`, so that every product is exact in a double as well.
 //!
+//! A bucket is below 0 where more was spent without the store than there was: it refills from there.
+//!
 //! An edit of the rule keeps the bucket: what it holds is clamped to the new capacity, and refills
 //! at the new rate from the moment up to which it was counted. A bucket that was left alone for
 //! twice its fill time is forgotten, and a forgotten bucket is full under the rule of the day.
@@ -16,6 +18,9 @@ use crate::clock::Timestamp;
 
 /// 100 years in microseconds: the longest wait that is told, and below 2^53.
 const FOREVER_MICROS: u64 = 3_155_760_000_000_000;
+
+/// What stands for more units than can be counted in the scale at hand.
+const UNCOUNTABLE: i64 = 2 * MAX_EXACT.cast_signed();
 
 /// How far a rate may be rounded to fit into `n * d <= 2^53`: one part in a thousand million.
 const ROUNDING: u128 = 1_000_000_000;
@@ -32,7 +37,7 @@ pub struct TokenBucket {
 /// What a key holds: units, their scale, and the time up to which the refill is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bucket {
-    units: u64,
+    units: i64,
     scale: u64,
     at: Timestamp,
 }
@@ -93,11 +98,23 @@ impl TokenBucket {
         let gateways = u64::from(gateways);
         let capacity = (self.capacity / gateways).max(cost.clamp(1, self.capacity));
         let scale = scale_for(capacity);
+        // Each answer of the store comes by here: mostly a product is all it takes.
+        let slower = self.d.saturating_mul(gateways);
+        if scale == self.scale && self.n.saturating_mul(slower) <= MAX_EXACT {
+            return Self { capacity, scale, n: self.n, d: slower };
+        }
         // A scale that differs multiplies n; if that cannot be exact, dividing less is the safe side
         // only for `d`, so the rate is rounded down.
         let (n, d) = (u128::from(self.n) * u128::from(scale), u128::from(self.d) * u128::from(self.scale));
         let (n, d) = exact_fraction(n, d * u128::from(gateways)).unwrap_or((1, MAX_EXACT));
         Self { capacity, scale, n, d }
+    }
+
+    /// Whole tokens that are earned in `micros`.
+    pub const fn earned(&self, micros: u64) -> u64 {
+        let units =
+            (micros / self.d).saturating_mul(self.n).saturating_add((micros % self.d) * self.n / self.d);
+        units / self.scale
     }
 
     /// Units of a cost in tokens; a cost above the capacity stays above it.
@@ -113,9 +130,13 @@ impl TokenBucket {
 
     /// What the bucket is at `now`: refilled up to then. `None` is a bucket nobody has taken from.
     pub fn refilled(&self, bucket: Option<Bucket>, now: Timestamp) -> Bucket {
-        let full = self.capacity * self.scale;
+        self.refilled_from(self.lowest(), bucket, now)
+    }
+
+    fn refilled_from(&self, least: i64, bucket: Option<Bucket>, now: Timestamp) -> Bucket {
+        let full = self.full();
         let Some(bucket) = bucket else { return Bucket { units: full, scale: self.scale, at: now } };
-        let units = bucket.units_at_scale(self.scale).min(full);
+        let units = bucket.units_at_scale(self.scale).clamp(least, full);
         let elapsed = now.micros_since(bucket.at);
         if elapsed == 0 {
             // A clock that steps back mints nothing. One that was far ahead once must not freeze the
@@ -126,65 +147,90 @@ impl TokenBucket {
         }
         let part = (elapsed % self.d) * self.n;
         let earned = (elapsed / self.d).saturating_mul(self.n).saturating_add(part / self.d);
-        if units.saturating_add(earned) >= full {
+        if earned >= full.abs_diff(units) {
             return Bucket { units: full, scale: self.scale, at: now };
         }
         // Time that has not made up a whole unit yet stays on the clock: it is never thrown away.
         let leftover = (part % self.d) / self.n;
-        Bucket { units: units + earned, scale: self.scale, at: now.minus_micros(leftover) }
+        Bucket { units: units + earned.cast_signed(), scale: self.scale, at: now.minus_micros(leftover) }
     }
 
     /// [`TokenBucket::refilled`] for a debit. It may come from an older rule: it only subtracts, so what
-    /// is above its capacity stays there.
+    /// is above its capacity stays there, and what is far below as well.
     pub fn refilled_for_debit(&self, bucket: Option<Bucket>, now: Timestamp) -> Bucket {
         let units = bucket.map_or(0, |bucket| bucket.units_at_scale(self.scale));
         match bucket {
-            // Too much to count in this scale: let it be.
-            Some(bucket) if units > MAX_EXACT => Bucket { units: 0, scale: self.scale, at: bucket.at },
-            Some(bucket) if units > self.capacity * self.scale => {
+            Some(bucket) if units > MAX_EXACT.cast_signed() => {
+                Bucket { units: UNCOUNTABLE, scale: self.scale, at: bucket.at }
+            }
+            Some(bucket) if units > self.full() => {
                 Bucket { units, scale: self.scale, at: bucket.at.max(now) }
             }
-            bucket => self.refilled(bucket, now),
+            bucket => self.refilled_from(self.full() - MAX_EXACT.cast_signed(), bucket, now),
         }
     }
 
     /// What the limit says to `cost` when `bucket` (refilled to `now`) holds what it holds.
     pub fn judge(&self, bucket: Bucket, cost: u64, now: Timestamp) -> Verdict {
-        let cost = self.units(cost);
-        let outcome = if cost > self.capacity * self.scale {
+        let cost = self.units(cost).cast_signed();
+        let outcome = if cost > self.full() {
             Outcome::NeverFits
-        } else if cost > bucket.units {
+        } else if cost > bucket.units.max(0) {
             Outcome::Refused
         } else {
             Outcome::Allowed
         };
-        let retry_after_ms =
-            if outcome == Outcome::Refused { self.wait_ms(bucket, cost - bucket.units, now) } else { 0 };
-        let reset_ms = self.wait_ms(bucket, (self.capacity * self.scale).saturating_sub(bucket.units), now);
-        Verdict { outcome, remaining: bucket.units / self.scale, retry_after_ms, reset_ms }
+        let retry_after_ms = if outcome == Outcome::Refused {
+            self.wait_ms(bucket, cost.abs_diff(bucket.units), now)
+        } else {
+            0
+        };
+        Verdict { outcome, retry_after_ms, ..self.state(bucket, now) }
     }
 
     /// Takes an allowed `cost` from `bucket` and restates the verdict.
     pub fn take(&self, bucket: Bucket, cost: u64, now: Timestamp) -> (Bucket, Verdict) {
-        self.holding(bucket.units - self.units(cost), bucket.at, now)
+        let units = bucket.units - self.units(cost).cast_signed();
+        let bucket = Bucket { units, ..bucket };
+        (bucket, self.state(bucket, now))
     }
 
-    /// Takes as much of `cost` as there is: it has been spent elsewhere already.
+    /// Takes `cost` that has been spent elsewhere already, also below 0: down to one capacity, so that
+    /// what was spent too early is earned before the next request passes.
     pub fn debit(&self, bucket: Bucket, cost: u64, now: Timestamp) -> (Bucket, Verdict) {
-        self.holding(bucket.units.saturating_sub(self.units(cost)), bucket.at, now)
+        let lowest = bucket.units.min(self.lowest());
+        let units = (bucket.units - self.units(cost).cast_signed()).max(lowest);
+        let bucket = Bucket { units, ..bucket };
+        (bucket, self.state(bucket, now))
     }
 
     /// A bucket that holds `tokens` at `now`, at most the capacity.
     pub fn at_level(&self, tokens: u64, now: Timestamp) -> (Bucket, Verdict) {
-        self.holding(tokens.min(self.capacity) * self.scale, now, now)
+        let units = (tokens.min(self.capacity) * self.scale).cast_signed();
+        let bucket = Bucket { units, scale: self.scale, at: now };
+        (bucket, self.state(bucket, now))
     }
 
-    /// A bucket of `units` that are counted up to `at`, and what an allowed request is told of it.
-    fn holding(&self, units: u64, at: Timestamp, now: Timestamp) -> (Bucket, Verdict) {
-        let bucket = Bucket { units, scale: self.scale, at };
-        let reset_ms = self.wait_ms(bucket, (self.capacity * self.scale).saturating_sub(units), now);
-        let remaining = units / self.scale;
-        (bucket, Verdict { outcome: Outcome::Allowed, remaining, retry_after_ms: 0, reset_ms })
+    /// What an allowed request is told of `bucket`.
+    pub fn state(&self, bucket: Bucket, now: Timestamp) -> Verdict {
+        let missing = self.full().saturating_sub(bucket.units).max(0).cast_unsigned();
+        Verdict {
+            outcome: Outcome::Allowed,
+            remaining: bucket.units.max(0).cast_unsigned() / self.scale,
+            retry_after_ms: 0,
+            reset_ms: self.wait_ms(bucket, missing, now),
+        }
+    }
+
+    /// Units of a full bucket: at most 2^53.
+    const fn full(&self) -> i64 {
+        (self.capacity * self.scale).cast_signed()
+    }
+
+    /// The least that a bucket holds: one capacity below 0, and never so far that what is missing in it
+    /// cannot be counted exactly.
+    fn lowest(&self) -> i64 {
+        -self.full().min(MAX_EXACT.cast_signed() - self.full())
     }
 
     /// Milliseconds from `now` until `bucket` has earned `need` more units.
@@ -206,20 +252,22 @@ impl Bucket {
     /// Units at another scale, rounded as the Lua twin rounds the decimal text it stored.
     #[expect(
         clippy::cast_precision_loss,
-        clippy::cast_sign_loss,
         reason = "units stay below 2^53, and only an edit across a scale takes this way"
     )]
-    fn units_at_scale(self, scale: u64) -> u64 {
+    fn units_at_scale(self, scale: u64) -> i64 {
         if self.scale == scale {
             return self.units;
         }
         let tokens = self.units as f64 / self.scale as f64;
-        (tokens * scale as f64).round() as u64
+        let units = tokens * scale as f64;
+        // Half a unit goes up, also below 0.
+        let whole = units.floor();
+        (if units - whole >= 0.5 { whole + 1.0 } else { whole }) as i64
     }
 
-    /// Whether nothing is left.
-    pub const fn is_empty(&self) -> bool {
-        self.units == 0
+    /// Whether its units can be counted in the scale of the limit that it was refilled for.
+    pub const fn is_countable(&self) -> bool {
+        self.units != UNCOUNTABLE
     }
 
     /// The time up to which the refill is counted.

@@ -86,14 +86,14 @@ impl MemoryStore {
             buckets.push(bucket);
             verdicts.push(match check.demand {
                 Demand::Take => limit.judge(bucket, check.cost, now),
-                Demand::Debit => limit.judge(bucket, 0, now),
+                Demand::Debit => limit.state(bucket, now),
             });
         }
         let admitted = verdicts.iter().all(|verdict| verdict.outcome == Outcome::Allowed);
         for (((check, home), bucket), verdict) in checks.iter().zip(&homes).zip(buckets).zip(&mut verdicts) {
             let Limit::TokenBucket(limit) = &check.limit;
             let shard = shards.of(*home);
-            if admitted && check.cost > 0 && (check.demand == Demand::Take || !bucket.is_empty()) {
+            if admitted && check.cost > 0 && (check.demand == Demand::Take || bucket.is_countable()) {
                 let (bucket, taken) = match check.demand {
                     Demand::Take => limit.take(bucket, check.cost, now),
                     Demand::Debit => limit.debit(bucket, check.cost, now),

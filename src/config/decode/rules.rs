@@ -9,14 +9,20 @@ use crate::limit::Limit;
 use crate::limit::rate::Rate;
 use crate::limit::token_bucket::{TokenBucket, TokenBucketError};
 
-pub(super) fn rules_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Rules {
+/// The rules; `rows` have been read on the way.
+pub(super) fn rules_of(
+    root: &Node<'_>,
+    node: Option<&Node<'_>>,
+    rows: Vec<Row>,
+    r: &mut Reading<'_>,
+) -> Rules {
     let mut rules = Rules {
         default: Placed { value: built_in_default(), place: root.place },
         on_store_failure: OnStoreFailure::Local,
-        rows: Vec::new(),
+        rows,
     };
     let Some(node) = node else { return rules };
-    let [default, on_store_failure, rows, named, database] =
+    let [default, on_store_failure, kept, named, database] =
         r.fields(node, "rules", ["default", "on_store_failure", "rows", "named", "database"]);
     if let Some(node) = default {
         let [capacity, rate] = r.fields(node, "rules.default", ["capacity", "refill_per_second"]);
@@ -40,12 +46,9 @@ pub(super) fn rules_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading
     if let Some(node) = database {
         database_of(node, r);
     }
-    if let Some(node) = rows {
-        let items = r.list(node, "rules.rows");
-        rules.rows.reserve(items.len());
-        for (index, item) in items.iter().enumerate() {
-            rules.rows.extend(row_of(item, index, r));
-        }
+    // Rows with an anchor are not read on the way.
+    for (index, item) in kept.map(|node| r.list(node, "rules.rows")).unwrap_or_default().iter().enumerate() {
+        rules.rows.extend(row(item, index, r));
     }
     rules
 }
@@ -67,7 +70,8 @@ fn database_of(node: &Node<'_>, r: &mut Reading<'_>) {
     }
 }
 
-fn row_of(item: &Node<'_>, index: usize, r: &mut Reading<'_>) -> Option<Row> {
+/// One of `rules.rows`.
+pub(in crate::config) fn row(item: &Node<'_>, index: usize, r: &mut Reading<'_>) -> Option<Row> {
     // The path of a row is only needed for a fault; with 500,000 rows its text would cost more than
     // the row itself, so a row without faults is read with a short one.
     let before = r.faults.len();

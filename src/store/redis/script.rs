@@ -4,7 +4,7 @@ use redis::{Cmd, Value};
 use smallvec::SmallVec;
 
 use crate::limit::{Limit, Outcome, Verdict};
-use crate::rule::{Checks, Demand, Verdicts};
+use crate::rule::{Check, Checks, Demand, Verdicts};
 use crate::store::StoreFault;
 
 /// The script: Redis' time, the limits, and the loop over the requests of a flight.
@@ -44,26 +44,29 @@ impl Flight {
         self.requests.push(checks);
     }
 
-    /// The call.
+    /// The call: see `lua/acquire.lua`. Checks on the same terms share them, for most requests of a
+    /// flight are held to few different limits.
     pub fn command(&self, sha: &str) -> Cmd {
-        let mut command = Cmd::with_capacity(3 + self.checks * 8, 64 + self.checks * 96);
+        let mut terms = SmallVec::<[Terms; 4]>::new();
+        let positions: SmallVec<[usize; MOST_CHECKS]> =
+            self.requests.iter().flatten().map(|check| position(&mut terms, Terms::of(check))).collect();
+        let arguments = 4 + self.checks * 2 + terms.len() * 6;
+        let mut command = Cmd::with_capacity(arguments, 64 + self.checks * 64 + terms.len() * 64);
         command.arg("EVALSHA").arg(sha).arg(self.checks);
         for check in self.requests.iter().flatten() {
             command.arg(check.key.as_str());
         }
+        command.arg(terms.len());
+        for Terms { cost, limit, ttl_ms } in &terms {
+            command.arg(*cost).arg(limit).arg(*ttl_ms);
+        }
+        let mut positions = positions.into_iter();
         for request in &self.requests {
-            command.arg(request.len());
-            for check in request {
-                let Limit::TokenBucket(limit) = &check.limit;
-                let units = limit.units(check.cost).cast_signed();
-                command.arg(match check.demand {
-                    Demand::Take => units,
-                    Demand::Debit => -units,
-                });
-                for number in limit.script_numbers() {
-                    command.arg(number);
-                }
-                command.arg(limit.ttl_ms());
+            if request.len() != 1 {
+                command.arg(-request.len().cast_signed());
+            }
+            for position in positions.by_ref().take(request.len()) {
+                command.arg(position);
             }
         }
         command
@@ -84,6 +87,41 @@ impl Flight {
             answers.push(verdicts.into_iter().collect());
         }
         answers
+    }
+}
+
+/// What a check asks for, but for its key; as the script takes it.
+#[derive(PartialEq)]
+struct Terms {
+    /// In units; below 0 it is a debit.
+    cost: i64,
+    limit: [u64; 4],
+    ttl_ms: u64,
+}
+
+impl Terms {
+    fn of(check: &Check) -> Self {
+        let Limit::TokenBucket(limit) = &check.limit;
+        let units = limit.units(check.cost).cast_signed();
+        Self {
+            cost: match check.demand {
+                Demand::Take => units,
+                Demand::Debit => -units,
+            },
+            limit: limit.script_numbers(),
+            ttl_ms: limit.ttl_ms(),
+        }
+    }
+}
+
+/// The position of `terms` in `all`, from 1, where they are put if they are new.
+fn position(all: &mut SmallVec<[Terms; 4]>, terms: Terms) -> usize {
+    match all.iter().position(|known| *known == terms) {
+        Some(index) => index + 1,
+        None => {
+            all.push(terms);
+            all.len()
+        }
     }
 }
 

@@ -59,13 +59,12 @@ fn every_key_of_the_script_is_declared() {
 #[test]
 fn numbers_are_formatted_before_they_are_stored() {
     let line = SOURCE.lines().find(|line| line.contains("'HSET'")).unwrap();
-    assert!(line.contains("'tokens', tokens, 'ts', format('%.0f', at))"), "{line}");
-    for line in SOURCE.lines().filter(|line| line.trim_start().starts_with("tokens = format")) {
-        assert!(
-            line.contains("format('%.0f'")
-                || line.contains("format('%.3f'")
-                || line.contains("format('%.6f'")
-        );
+    assert!(line.contains("'tokens', as_tokens(units, terms.scale), 'ts', ts)"), "{line}");
+    let made = SOURCE.lines().filter(|line| line.contains("return format(") || line.contains("local ts = "));
+    let made: Vec<&str> = made.collect();
+    assert_eq!(made.len(), 4, "{made:?}");
+    for line in made {
+        assert!(line.contains("%d"), "{line}");
     }
 }
 
