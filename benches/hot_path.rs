@@ -8,11 +8,13 @@ use std::sync::Arc;
 
 use divan::{Bencher, black_box};
 use pingora::http::ResponseHeader;
-use tollgate::clock::SystemClock;
-use tollgate::config::{self, Config};
+use tollgate::book::{Book, BookRow, Change, Holder, RowId};
+use tollgate::clock::{SystemClock, Timestamp};
+use tollgate::config::{self, Config, Terms};
 use tollgate::decision::{Basis, Decision};
 use tollgate::proxy::headers;
 use tollgate::route::RouteId;
+use tollgate::rule::Checks;
 use tollgate::snapshot::Snapshot;
 use tollgate::store::memory::MemoryStore;
 use tollgate::store::redis::script::Flight;
@@ -21,6 +23,7 @@ use tollgate::store::redis::script::Flight;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const TENANTS: usize = 100_000;
+const NOW: Timestamp = Timestamp::from_micros(1_764_000_000_000_000);
 
 fn main() {
     divan::main();
@@ -51,39 +54,46 @@ fn config(tenants: usize) -> Config {
     config::read(&text(tenants), &|_| None).unwrap()
 }
 
+fn snapshot(tenants: usize) -> Snapshot {
+    Snapshot::build(&config(tenants), &Book::default(), 1).unwrap()
+}
+
+fn checks(snapshot: &Snapshot, tenant: &str) -> Checks {
+    snapshot.checks(route(), &snapshot.tenant(tenant.as_bytes()), NOW)
+}
+
 fn route() -> RouteId {
     RouteId::from_index(3).unwrap()
 }
 
 #[divan::bench]
 fn checks_among_500_000_rows(bencher: Bencher) {
-    let snapshot = Snapshot::build(&config(TENANTS), 1).unwrap();
+    let snapshot = snapshot(TENANTS);
     let names: Vec<String> = (0..10_007).map(|step| format!("tenant-{}", step * 7_919 % TENANTS)).collect();
     let mut next = 0;
     bencher.bench_local(|| {
         next = (next + 1) % names.len();
-        black_box(snapshot.checks(route(), names[next].as_bytes()))
+        black_box(checks(&snapshot, &names[next]))
     });
 }
 
 #[divan::bench]
 fn checks_of_a_stranger(bencher: Bencher) {
-    let snapshot = Snapshot::build(&config(10), 1).unwrap();
-    bencher.bench(|| black_box(snapshot.checks(route(), black_box(b"an-api-key-nobody-knows"))));
+    let snapshot = snapshot(10);
+    bencher.bench(|| black_box(checks(&snapshot, black_box("an-api-key-nobody-knows"))));
 }
 
 #[divan::bench]
 fn find_a_route(bencher: Bencher) {
-    let snapshot = Snapshot::build(&config(1), 1).unwrap();
+    let snapshot = snapshot(1);
     bencher.bench(|| snapshot.routes.find(black_box("host"), black_box("GET"), black_box("/r3/some/item")));
 }
 
 #[divan::bench]
 fn decide_in_memory(bencher: Bencher) {
-    let snapshot = Snapshot::build(&config(1_000), 1).unwrap();
+    let snapshot = snapshot(1_000);
     let store = MemoryStore::new(100_000, Arc::new(SystemClock::start()));
-    let checks: Vec<_> =
-        (0..1_000).map(|tenant| snapshot.checks(route(), format!("tenant-{tenant}").as_bytes())).collect();
+    let checks: Vec<_> = (0..1_000).map(|tenant| checks(&snapshot, &format!("tenant-{tenant}"))).collect();
     let mut next = 0;
     bencher.bench_local(|| {
         next = (next + 1) % checks.len();
@@ -93,10 +103,10 @@ fn decide_in_memory(bencher: Bencher) {
 
 #[divan::bench]
 fn render_headers(bencher: Bencher) {
-    let snapshot = Snapshot::build(&config(1), 1).unwrap();
-    let checks = snapshot.checks(route(), b"tenant-0");
+    let snapshot = snapshot(1);
+    let checks = checks(&snapshot, "tenant-0");
     let store = MemoryStore::new(10, Arc::new(SystemClock::start()));
-    let decided = (checks.clone(), Decision::from_verdicts(Basis::Store, store.take(&checks)));
+    let decided = (checks.clone(), Decision::from_verdicts(Basis::Store, &checks, store.take(&checks)));
     let families = config::Headers { x_ratelimit: true, ratelimit_legacy: false, ratelimit_draft: true };
     bencher.with_inputs(|| ResponseHeader::build(200, Some(8)).unwrap()).bench_values(|mut response| {
         headers::write(&mut response, &families, Some(&decided)).unwrap();
@@ -106,12 +116,12 @@ fn render_headers(bencher: Bencher) {
 
 #[divan::bench]
 fn encode_a_flight_of_16(bencher: Bencher) {
-    let snapshot = Snapshot::build(&config(16), 1).unwrap();
+    let snapshot = snapshot(16);
     bencher
         .with_inputs(|| {
             let mut flight = Flight::new();
             for tenant in 0..16 {
-                flight.board(snapshot.checks(route(), format!("tenant-{tenant}").as_bytes()));
+                flight.board(checks(&snapshot, &format!("tenant-{tenant}")));
             }
             flight
         })
@@ -122,7 +132,22 @@ fn encode_a_flight_of_16(bencher: Bencher) {
 #[divan::bench(sample_count = 5, sample_size = 1)]
 fn load_snapshot_of_500_000_rows(bencher: Bencher) {
     let config = config(TENANTS);
-    bencher.bench(|| Snapshot::build(&config, 1).unwrap());
+    bencher.bench(|| Snapshot::build(&config, &Book::default(), 1).unwrap());
+}
+
+/// A hundred changed rows among half a million: what a refresh from the database pays.
+#[divan::bench]
+fn change_100_of_500_000_rows(bencher: Bencher) {
+    let snapshot = snapshot(TENANTS);
+    let mut book = Book::default();
+    let limit = checks(&snapshot, "tenant-0")[0].limit;
+    let row = |tenant: i64| {
+        let holder = Holder::Tenant(format!("tenant-{}", tenant * 997).into());
+        let terms = Ok(Arc::new(Terms::of(limit)));
+        Change::Row(RowId::Rule(tenant), Some(BookRow { holder, route: Some("route-1".into()), terms }))
+    };
+    let changes: Vec<Change> = (0..100).map(row).collect();
+    bencher.bench_local(|| black_box(snapshot.with_changes(&mut book, &changes)));
 }
 
 /// From the text of a file to rows: 45 MB of YAML.

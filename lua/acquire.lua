@@ -2,10 +2,11 @@
 --
 -- KEYS  one bucket per check, in the order of the checks
 -- ARGV  the number of different terms; for each of them cost, capacity (both in units), n, d, scale,
---       ttl in ms; then per request the position of its check's terms, from 1. A request of several
---       checks begins with their number as -2, -3 ...
---       A cost below 0 is a debit of what was spent already: never refused, and it may leave the
---       bucket below 0, so that what was spent too early is earned before the next request passes
+--       ttl in ms, and what is demanded; then per request the position of its check's terms, from 1.
+--       A request of several checks begins with their number as -2, -3 ...
+--       Demands: `take` the cost, if all that take can; `debit` what was spent already: never refused,
+--       and it may leave the bucket below 0, so that what was spent too early is earned before the
+--       next request passes; `shadow` takes for itself, whatever becomes of the others
 -- reply {now in microseconds, then per check: code, remaining, retry in ms, reset in ms}
 --       code 1 allowed, 0 refused, 2 can never pass, -1 fault (its text in the place of `remaining`)
 --
@@ -20,22 +21,23 @@ local key, arg, out = 0, 2, 1
 local last = #ARGV
 
 for i = 1, ARGV[1] do
-  local cost, capacity = ARGV[arg] + 0, ARGV[arg + 1] + 0
+  local cost, capacity, demand = ARGV[arg] + 0, ARGV[arg + 1] + 0, ARGV[arg + 6]
   -- One capacity below 0 at most, and never so far that what is missing cannot be counted.
   local lowest = -math.min(capacity, EXACT - capacity)
   TERMS[tostring(i)] = {
-    debit = cost < 0,
-    takes = cost > 0,
-    cost = cost < 0 and -cost or cost,
+    cost = cost,
     capacity = capacity,
     lowest = lowest,
-    least = cost < 0 and capacity - EXACT or lowest, -- a debit only subtracts
+    least = demand == 'debit' and capacity - EXACT or lowest, -- a debit only subtracts
     n = ARGV[arg + 2] + 0,
     d = ARGV[arg + 3] + 0,
     scale = ARGV[arg + 4] + 0,
     ttl = ARGV[arg + 5],
+    debit = demand == 'debit',
+    shadow = demand == 'shadow',
+    votes = demand == 'take' and cost > 0,
   }
-  arg = arg + 6
+  arg = arg + 7
 end
 
 while arg <= last do
@@ -54,7 +56,7 @@ while arg <= last do
       break
     end
     UNITS[i], AT[i] = units, at
-    if terms.cost > units and terms.takes then admitted = false end
+    if terms.cost > units and terms.votes then admitted = false end
   end
 
   for i = 1, checks do
@@ -72,7 +74,7 @@ while arg <= last do
       elseif cost > units and cost > 0 then
         code = 0
         retry = to_ms(at + time_to_earn(cost - units, terms.n, terms.d) - now)
-      elseif admitted and cost > 0 then
+      elseif (admitted or terms.shadow) and cost > 0 then
         units = units - cost
         fault = store(KEYS[key + i], units, at, terms)
       end

@@ -12,6 +12,7 @@ use pingora::apps::http_app::ServeHttp;
 use pingora::protocols::http::ServerSession;
 use serde_json::{Value, json};
 
+use crate::clock::Clock;
 use crate::config::Secret;
 use crate::limiter::Limiter;
 use crate::metrics::Metrics;
@@ -37,6 +38,8 @@ pub struct Admin {
     pub token: Option<Secret>,
     /// Whether this process still takes traffic.
     pub draining: Arc<std::sync::atomic::AtomicBool>,
+    /// What time it is.
+    pub clock: Arc<dyn Clock>,
 }
 
 #[async_trait]
@@ -67,6 +70,8 @@ impl Admin {
         match path {
             "/" => respond(StatusCode::OK, "text/html; charset=utf-8", page::PAGE.into()),
             "/metrics" => {
+                // The age of the rules is told by the way.
+                self.reloader.database_status(self.clock.now());
                 self.metrics.memory_buckets.set(i64::try_from(self.memory.len()).unwrap_or(i64::MAX));
                 self.metrics.memory_evictions.set(i64::try_from(self.memory.evicted()).unwrap_or(i64::MAX));
                 respond(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.render())
@@ -98,6 +103,8 @@ impl Admin {
             "revision": snapshot.revision,
             "routes": snapshot.routes.all().len() - 1,
             "rows": snapshot.rows(),
+            "rows_skipped": snapshot.skipped.size(),
+            "database": self.reloader.database_status(self.clock.now()),
             "store": {
                 "kind": self.store_kind,
                 "up": self.limiter.store_is_up(),

@@ -3,8 +3,12 @@
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "the terminal is this module's interface")]
 
 mod check;
+mod database;
 mod demo;
 mod healthcheck;
+mod keys;
+mod migrate;
+mod rules;
 mod serve;
 
 use std::path::PathBuf;
@@ -41,6 +45,16 @@ enum Command {
         #[arg(long, value_name = "FILE", default_value = "conf/tollgate.yaml")]
         config: PathBuf,
     },
+    /// Brings the tables of the database up to date.
+    Migrate {
+        /// The configuration file, which names the database.
+        #[arg(long, value_name = "FILE", default_value = "conf/tollgate.yaml")]
+        config: PathBuf,
+    },
+    /// Lists and changes the rules of the database, and its versions.
+    Rules(rules::Rules),
+    /// Makes, lists and revokes API keys.
+    Keys(keys::Keys),
     /// Prints the JSON Schema of the configuration.
     Schema,
     /// Asks a URL, and exits with 0 if it answers 200 within 2 seconds: for container health checks.
@@ -57,6 +71,9 @@ pub fn main() -> ExitCode {
         Command::Serve { config } => serve::run(&config),
         Command::Demo(demo) => demo.run(),
         Command::Check { config } => check::run(&config),
+        Command::Migrate { config } => migrate::run(&config),
+        Command::Rules(rules) => rules.run(),
+        Command::Keys(keys) => keys.run(),
         Command::Healthcheck { url } => healthcheck::run(&url),
         Command::Schema => {
             print!("{SCHEMA}");

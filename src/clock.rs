@@ -19,6 +19,18 @@ impl Timestamp {
         self.0
     }
 
+    /// The moment that a text such as `2026-12-24T18:00:00Z` names; none before 1970.
+    pub fn from_rfc3339(text: &str) -> Option<Self> {
+        let moment: jiff::Timestamp = text.parse().ok()?;
+        u64::try_from(moment.as_microsecond()).ok().map(Self)
+    }
+
+    /// As RFC 3339 writes it, in UTC.
+    pub fn to_rfc3339(self) -> String {
+        let micros = i64::try_from(self.0).unwrap_or(i64::MAX);
+        jiff::Timestamp::from_microsecond(micros).unwrap_or(jiff::Timestamp::MAX).to_string()
+    }
+
     /// Microseconds from `earlier` to here; 0 if `earlier` is in fact later.
     pub const fn micros_since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)

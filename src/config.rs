@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use fault::{Fault, Place, Placed};
 
+use crate::clock::Timestamp;
 use crate::limit::Limit;
 
 /// The JSON Schema of the configuration, as `tollgate schema` prints it.
@@ -130,6 +131,8 @@ pub struct Identity {
     pub tenant_header: Box<str>,
     /// What happens without it: refused, or held to the rules of the tenant `anonymous`.
     pub missing: Missing,
+    /// Whether the header is a key to be looked up, or the tenant itself.
+    pub keys: Placed<Keys>,
     /// The key of the hashes that stand for unknown values.
     pub hash_secret: Secret,
 }
@@ -141,6 +144,15 @@ pub enum Missing {
     Reject,
     /// It belongs to the tenant `anonymous`.
     Anonymous,
+}
+
+/// What the header of [`Identity`] holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    /// The tenant's name.
+    Plain,
+    /// An API key whose keyed hash the database knows.
+    Lookup,
 }
 
 /// Servers that serve the same.
@@ -186,21 +198,107 @@ pub struct Rules {
     pub on_store_failure: OnStoreFailure,
     /// The rows.
     pub rows: Vec<Row>,
+    /// Where more rules come from.
+    pub database: Option<Database>,
 }
 
-/// One row: a limit for a tenant on a route, a tenant on any route, or a route for any tenant.
+/// A PostgreSQL with rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Database {
+    /// `postgres://...`. May hold a password.
+    pub url: Placed<Secret>,
+    /// How often is looked for changes that no notification told of.
+    pub refresh: Duration,
+    /// The file that keeps the last good rules for a start without the database.
+    pub cache: PathBuf,
+}
+
+/// One row: terms for a tenant or the tenants of a plan, on a route or on any; or a route for any tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Where it was written.
     pub place: Place,
     /// Only for this tenant.
     pub tenant: Option<Box<str>>,
+    /// Only for tenants of this plan.
+    pub plan: Option<Box<str>>,
     /// Only for this route.
     pub route: Option<Placed<Box<str>>>,
+    /// What it says; placed where its capacity is written.
+    pub terms: Placed<Terms>,
+}
+
+/// What a row says of those it is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Terms {
     /// The limit.
-    pub limit: Placed<Limit>,
-    /// What happens when the store fails.
+    pub limit: Limit,
+    /// What happens when the store fails; the route's or the rules' word if not given.
     pub on_store_failure: Option<OnStoreFailure>,
+    /// Whether it refuses.
+    pub mode: Mode,
+    /// The share of subjects for which `enforce` refuses, in per cent; for the others it is `shadow`.
+    pub enforce_percent: u8,
+    /// A limit to be tried beside this one: decided and counted, never enforced.
+    pub candidate: Option<Limit>,
+    /// From when on the row counts, if not always.
+    pub valid_from: Option<Timestamp>,
+    /// From when on it counts no more.
+    pub valid_until: Option<Timestamp>,
+}
+
+impl Terms {
+    /// A limit that is enforced for all, always.
+    pub const fn of(limit: Limit) -> Self {
+        Self {
+            limit,
+            on_store_failure: None,
+            mode: Mode::Enforce,
+            enforce_percent: 100,
+            candidate: None,
+            valid_from: None,
+            valid_until: None,
+        }
+    }
+
+    /// Whether they count at `now`.
+    pub fn are_valid(&self, now: Timestamp) -> bool {
+        self.valid_from.is_none_or(|from| from <= now) && self.valid_until.is_none_or(|until| now < until)
+    }
+}
+
+/// What a rule does with a request that is over its limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// It is refused.
+    #[default]
+    Enforce,
+    /// It is counted, and passes.
+    Shadow,
+    /// Nothing: nobody looks.
+    Off,
+}
+
+impl OnStoreFailure {
+    /// As it is written.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
+}
+
+impl Mode {
+    /// As it is written.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Enforce => "enforce",
+            Self::Shadow => "shadow",
+            Self::Off => "off",
+        }
+    }
 }
 
 /// What decides while the store does not.
@@ -297,7 +395,29 @@ pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fau
             reading.fault(admin.place, "admin.address", message);
         }
     }
+    if config.identity.keys.value == Keys::Lookup && config.rules.database.is_none() {
+        let message = "`lookup` needs a database: set rules.database.url";
+        reading.fault(config.identity.keys.place, "identity.tenant.keys", message);
+    }
     (Some(config), reading.faults)
+}
+
+/// Reads rows alone: a list of them, or a mapping with `rows`. `Err` has every fault.
+///
+/// # Errors
+/// Whatever is not as [`SCHEMA`] says of `rules.rows`.
+pub fn read_rows(text: &str, lookup: env::Lookup<'_>) -> Result<Vec<Row>, Vec<Fault>> {
+    let mut faults = Vec::new();
+    let nothing = yaml::Rows { path: &["no list is handed over"], take: &mut |_, _| {} };
+    let root = yaml::parse(text, nothing, &mut faults);
+    let mut reading = fields::Reading { faults, lookup };
+    let rows = root.map(|root| decode::rows_alone(&root, &mut reading)).unwrap_or_default();
+    let mut faults = reading.faults;
+    if rows.is_empty() && faults.is_empty() {
+        faults.push(Fault::new(Place { line: 1, column: 1 }, "", "expected a list of rows"));
+    }
+    faults.sort();
+    if faults.is_empty() { Ok(rows) } else { Err(faults) }
 }
 
 /// The limit that holds where nothing else does: capacity 20, refill 10 per second.

@@ -2,8 +2,8 @@
 
 use std::cmp::Reverse;
 
-use crate::limit::Outcome;
-use crate::rule::{Checks, RuleId, Verdicts};
+use crate::limit::{Outcome, Verdict};
+use crate::rule::{Check, Checks, RuleId, Verdicts};
 
 /// What happens to a request, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,20 +49,22 @@ impl Decision {
         Self { admission: Admission::Unavailable, basis: Basis::Fallback, verdicts: Verdicts::new() }
     }
 
-    /// A decision from what all checks were told.
-    pub fn from_verdicts(basis: Basis, verdicts: Verdicts) -> Self {
-        let admitted = verdicts.iter().all(|verdict| verdict.outcome == Outcome::Allowed);
+    /// A decision from what all checks were told. Shadows have no say in it.
+    pub fn from_verdicts(basis: Basis, checks: &Checks, verdicts: Verdicts) -> Self {
+        let mut votes = checks.iter().zip(&verdicts).filter(|(check, _)| check.votes());
+        let admitted = votes.all(|(_, verdict)| verdict.outcome == Outcome::Allowed);
         let admission = if admitted { Admission::Admitted } else { Admission::Refused };
         Self { admission, basis, verdicts }
     }
 
     /// The check that is nearest to refusing, or that refused (the one with the longest wait): its
-    /// position. `None` where nothing was asked.
+    /// position. A shadow only where there is nothing else; `None` where nothing was asked.
     pub fn nearest(&self, checks: &Checks) -> Option<usize> {
         let rank = |index: usize| {
-            let verdict = &self.verdicts[index];
-            let left = verdict.remaining.saturating_mul(1_000_000) / checks[index].limit.capacity().max(1);
-            (verdict.is_allowed(), Reverse(verdict.retry_after_ms), left)
+            let (check, verdict) = (&checks[index], &self.verdicts[index]);
+            let left = verdict.remaining.saturating_mul(1_000_000) / check.limit.capacity().max(1);
+            let candidate = check.rule == RuleId::CANDIDATE;
+            (!check.votes(), candidate, verdict.is_allowed(), Reverse(verdict.retry_after_ms), left)
         };
         (0..self.verdicts.len().min(checks.len())).min_by_key(|index| rank(*index))
     }
@@ -70,6 +72,28 @@ impl Decision {
     /// The name of the rule that [`Decision::nearest`] points at.
     pub fn rule(&self, checks: &Checks) -> RuleId {
         self.nearest(checks).map_or(RuleId::TENANT, |index| checks[index].rule)
+    }
+
+    /// The outcome in metrics: that of the request, or what a rule in shadow would have made of it.
+    pub fn outcome(&self, checks: &Checks) -> &'static str {
+        let would_refuse = |(check, verdict): (&Check, &Verdict)| {
+            !check.votes() && check.rule != RuleId::CANDIDATE && !verdict.is_allowed()
+        };
+        match self.admission {
+            Admission::Admitted if checks.iter().zip(&self.verdicts).any(would_refuse) => "would_refuse",
+            admission => admission.label(),
+        }
+    }
+
+    /// Whether a candidate would have admitted the request, where it does not agree with the rule that it
+    /// stands beside.
+    pub fn disagreement(&self, checks: &Checks) -> Option<bool> {
+        let says = |rule| {
+            let position = checks.iter().position(|check| check.rule == rule)?;
+            self.verdicts.get(position).map(Verdict::is_allowed)
+        };
+        let (live, candidate) = (says(RuleId::TENANT)?, says(RuleId::CANDIDATE)?);
+        (live != candidate).then_some(candidate)
     }
 }
 

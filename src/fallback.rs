@@ -66,13 +66,14 @@ impl Fallback {
 
     /// Decides all checks of one request: all of them take, or none does.
     pub fn decide(&self, checks: &Checks, now: Timestamp) -> Decision {
-        let decision = if checks.iter().any(|check| check.on_store_failure == OnStoreFailure::Deny) {
+        let denies = |check: &Check| check.votes() && check.on_store_failure == OnStoreFailure::Deny;
+        let decision = if checks.iter().any(denies) {
             Decision::unavailable()
         } else {
-            Decision::from_verdicts(Basis::Fallback, self.verdicts(checks, now))
+            Decision::from_verdicts(Basis::Fallback, checks, self.verdicts(checks, now))
         };
         for check in checks {
-            let labels = [check.rule.name(), mode(check), decision.admission.label()];
+            let labels = [check.rule.name(), check.on_store_failure.label(), decision.admission.label()];
             self.metrics.fallback_decisions.with_label_values(&labels).inc();
         }
         decision
@@ -100,9 +101,10 @@ impl Fallback {
         }
     }
 
-    /// Notes what an admitted request has spent here, to be debited in the store.
+    /// Notes what an admitted request has spent here, to be debited in the store. Shadows refuse nobody,
+    /// so nothing is owed for them.
     fn owe(&self, checks: &Checks) {
-        for check in checks {
+        for check in checks.iter().filter(|check| check.votes()) {
             if check.on_store_failure == OnStoreFailure::Local && check.cost > 0 {
                 self.add(Debt {
                     check: Check { demand: Demand::Debit, ..check.clone() },
@@ -190,12 +192,4 @@ impl Fallback {
 /// What a rule on `allow` says: everything fits, nothing is counted.
 fn open(check: &Check) -> Verdict {
     Verdict { outcome: Outcome::Allowed, remaining: check.limit.capacity(), retry_after_ms: 0, reset_ms: 0 }
-}
-
-fn mode(check: &Check) -> &'static str {
-    match check.on_store_failure {
-        OnStoreFailure::Local => "local",
-        OnStoreFailure::Allow => "allow",
-        OnStoreFailure::Deny => "deny",
-    }
 }

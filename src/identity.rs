@@ -1,7 +1,5 @@
 //! Who a request belongs to, from what its headers say.
 
-use std::borrow::Cow;
-
 use thiserror::Error;
 
 use crate::config;
@@ -32,6 +30,21 @@ pub enum IdentityError {
     /// Longer than a key can be.
     #[error("the header {0} is longer than 8192 bytes")]
     TooLong(Box<str>),
+    /// A key that nobody has, or that was revoked.
+    #[error("the key in the header {0} is unknown or was revoked")]
+    Unknown(Box<str>),
+    /// The tenant is suspended.
+    #[error("this tenant is suspended")]
+    Suspended,
+}
+
+/// What a request says of its tenant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim<'h> {
+    /// Nothing, where that is allowed.
+    Anonymous,
+    /// A name, or a key.
+    Named(&'h [u8]),
 }
 
 impl Identity {
@@ -43,8 +56,8 @@ impl Identity {
         Self { header, shown: written.tenant_header.clone(), missing: written.missing }
     }
 
-    /// The value that names the tenant.
-    pub fn tenant<'h>(&self, headers: &'h http::HeaderMap) -> Result<Cow<'h, [u8]>, IdentityError> {
+    /// What `headers` say.
+    pub fn claim<'h>(&self, headers: &'h http::HeaderMap) -> Result<Claim<'h>, IdentityError> {
         let mut values = headers.get_all(&self.header).iter();
         let value = values.next().map(|value| value.as_bytes().trim_ascii()).unwrap_or_default();
         if values.next().is_some() {
@@ -53,13 +66,18 @@ impl Identity {
         if value.is_empty() {
             return match self.missing {
                 config::Missing::Reject => Err(IdentityError::Missing(self.shown.clone())),
-                config::Missing::Anonymous => Ok(Cow::Borrowed(ANONYMOUS)),
+                config::Missing::Anonymous => Ok(Claim::Anonymous),
             };
         }
         if value.len() > LONGEST_KEY {
             return Err(IdentityError::TooLong(self.shown.clone()));
         }
-        Ok(Cow::Borrowed(value))
+        Ok(Claim::Named(value))
+    }
+
+    /// The error for a key that nobody has.
+    pub fn unknown(&self) -> IdentityError {
+        IdentityError::Unknown(self.shown.clone())
     }
 
     /// The header's name as it was configured.

@@ -34,6 +34,13 @@ impl Key {
         Self(text.into())
     }
 
+    /// The key of the bucket that a candidate has beside the bucket of the rule in force. No part of a key
+    /// holds a colon, so no other bucket has this name.
+    #[must_use]
+    pub fn of_candidate(&self) -> Self {
+        Self(format!("{}:candidate", self.0).into())
+    }
+
     /// A key of the gateways themselves: of their heartbeats and probes. It stands apart from the
     /// buckets, for those who look through them by their prefix.
     pub fn internal(prefix: &str, name: &str) -> Self {
@@ -84,6 +91,9 @@ fn escape(name: &[u8]) -> String {
     out
 }
 
+/// The HMAC-SHA-256 of an API key.
+pub type KeyHash = [u8; 32];
+
 /// Hashes what must not be stored or logged as it came: HMAC-SHA-256 under the `hash_secret`,
 /// truncated to 96 bits. Gateways with the same secret agree on every key.
 #[derive(Clone)]
@@ -103,12 +113,17 @@ impl Hasher {
     /// can read this source; `tollgate check` warns.
     pub const DEFAULT_SECRET: &'static [u8] = b"tollgate: no hash_secret was set";
 
+    /// What stands for an API key where keys are looked up: the whole hash.
+    pub fn key_hash(&self, key: &[u8]) -> KeyHash {
+        let mut mac = self.0.clone();
+        mac.update(key);
+        mac.finalize().into_bytes().into()
+    }
+
     /// The part of a key that stands for `value`: of one length, whatever the client sent.
     pub fn part(&self, value: &[u8]) -> Part {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let mut mac = self.0.clone();
-        mac.update(value);
-        let digest = mac.finalize().into_bytes();
+        let digest = self.key_hash(value);
         let mut text = String::with_capacity(1 + 2 * HASH_BYTES);
         text.push('~');
         for byte in &digest[..HASH_BYTES] {

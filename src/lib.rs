@@ -17,6 +17,7 @@ pub mod config;
 pub mod logging;
 
 // layer 2: routes, rules, identity and the snapshot of them, pure
+pub mod book;
 pub mod identity;
 pub mod route;
 pub mod rule;

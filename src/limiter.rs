@@ -58,7 +58,7 @@ impl Limiter {
         }
         let Some(Outage { breaker, fallback, .. }) = &self.outage else {
             return match self.store.acquire(checks).await {
-                Ok(verdicts) => Decision::from_verdicts(Basis::Store, verdicts),
+                Ok(verdicts) => Decision::from_verdicts(Basis::Store, checks, verdicts),
                 Err(_) => Decision::unavailable(),
             };
         };
@@ -72,7 +72,7 @@ impl Limiter {
                 if breaker.state() == State::Closed {
                     fallback.learn(checks, &verdicts, now);
                 }
-                Decision::from_verdicts(Basis::Store, verdicts)
+                Decision::from_verdicts(Basis::Store, checks, verdicts)
             }
             Err(fault) => {
                 if fault.is_of_the_node() && call.failed(now) {

@@ -38,6 +38,8 @@ pub struct Metrics {
     pub responses: IntCounterVec,
     /// Requests that were decided on.
     pub decisions: IntCounterVec,
+    /// Requests on which a candidate and the rule in force did not agree.
+    pub disagreements: IntCounterVec,
     /// How long decisions took.
     pub decision_seconds: HistogramVec,
     /// Requests refused before any route: by reason.
@@ -60,12 +62,53 @@ pub struct Metrics {
     pub reloads: IntCounterVec,
     /// The revision that is served.
     pub revision: IntGauge,
+    /// What the database of rules gives.
+    pub rules: RulesMetrics,
     /// Requests between their head and their end.
     pub in_flight: IntGauge,
     /// Buckets in the memory of this process.
     pub memory_buckets: IntGauge,
     /// Buckets forgotten before they were full, for want of room.
     pub memory_evictions: IntGauge,
+}
+
+/// What is known of the rules of a database.
+#[derive(Clone, Debug)]
+pub struct RulesMetrics {
+    /// Rules that are served, of file and database.
+    pub rows: IntGauge,
+    /// Rows of the database that cannot be served.
+    pub skipped: IntGauge,
+    /// The newest version of the database that is served.
+    pub version: IntGauge,
+    /// Seconds since the database was last found to have nothing newer.
+    pub age_seconds: IntGauge,
+    /// 1 while the database answers.
+    pub connected: IntGauge,
+    /// Times that rules were read, by outcome.
+    pub refreshes: IntCounterVec,
+}
+
+impl RulesMetrics {
+    fn new(r: &Registry) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            rows: gauge(r, "rules", "Rules that are served, of file and database.")?,
+            skipped: gauge(r, "rules_skipped", "Rows of the database that cannot be served.")?,
+            version: gauge(r, "rules_version", "The newest version of the database that is served.")?,
+            age_seconds: gauge(
+                r,
+                "rules_age_seconds",
+                "Seconds since the database was last found to have nothing newer.",
+            )?,
+            connected: gauge(r, "rules_database_connected", "1 while the database of rules answers.")?,
+            refreshes: counters(
+                r,
+                "rules_refreshes_total",
+                "Times that rules were read from the database, by outcome.",
+                &["outcome"],
+            )?,
+        })
+    }
 }
 
 /// What a store counts.
@@ -141,6 +184,12 @@ impl Metrics {
                 "Decisions by route, the rule that decided, outcome and basis.",
                 &["route", "rule", "outcome", "basis"],
             )?,
+            disagreements: counters(
+                &r,
+                "candidate_disagreements_total",
+                "Requests on which a candidate and the rule in force did not agree, by what the candidate says.",
+                &["route", "candidate"],
+            )?,
             decision_seconds,
             rejected: counters(
                 &r,
@@ -166,6 +215,7 @@ impl Metrics {
             store,
             reloads,
             revision: gauge(&r, "config_revision", "The revision of the configuration that is served.")?,
+            rules: RulesMetrics::new(&r)?,
             in_flight: gauge(&r, "requests_in_flight", "Requests between their head and their end.")?,
             memory_buckets: gauge(&r, "memory_buckets", "Buckets held in the memory of this process.")?,
             memory_evictions: gauge(
@@ -197,6 +247,7 @@ impl Metrics {
                 responses("5xx"),
             ],
             decisions: self.decisions.clone(),
+            disagreements: self.disagreements.clone(),
             admitted_by_store: self.decisions.with_label_values(&[route, "default", "admitted", "store"]),
             refused_by_store: self.decisions.with_label_values(&[route, "default", "refused", "store"]),
             seconds_by_store: self.decision_seconds.with_label_values(&["store"]),
@@ -210,6 +261,7 @@ impl Metrics {
 pub struct RouteMetrics {
     responses: [IntCounter; 5],
     decisions: IntCounterVec,
+    disagreements: IntCounterVec,
     admitted_by_store: IntCounter,
     refused_by_store: IntCounter,
     seconds_by_store: Histogram,
@@ -230,6 +282,12 @@ impl RouteMetrics {
             ("refused", "store") => self.refused_by_store.inc(),
             _ => self.decisions.with_label_values(&[&*self.route, rule, outcome, basis]).inc(),
         }
+    }
+
+    /// Counts a request on which a candidate does not agree with the rule in force.
+    pub fn disagreement(&self, candidate_admits: bool) {
+        let says = if candidate_admits { "admits" } else { "refuses" };
+        self.disagreements.with_label_values(&[&*self.route, says]).inc();
     }
 
     /// Notes how long a decision of the store took.

@@ -68,7 +68,7 @@ impl Gateway {
 
     /// Decides, or says what to answer at once.
     async fn admit(&self, session: &mut Session, ctx: &mut Context) -> Option<Answer> {
-        let (route, checks) = match read(session, &ctx.live.snapshot) {
+        let (route, checks) = match read(session, &ctx.live.snapshot, ctx.started) {
             Ok(read) => read,
             Err(rejection) => {
                 self.metrics.rejected.with_label_values(&[rejection.reason()]).inc();
@@ -90,7 +90,10 @@ impl Gateway {
 
     fn count(&self, ctx: &Context, checks: &Checks, decision: &Decision) {
         let counters = ctx.live.counters(ctx.route);
-        counters.decision(decision.rule(checks).name(), decision.admission.label(), decision.basis.label());
+        counters.decision(decision.rule(checks).name(), decision.outcome(checks), decision.basis.label());
+        if let Some(candidate_admits) = decision.disagreement(checks) {
+            counters.disagreement(candidate_admits);
+        }
         if decision.basis == Basis::Store {
             let micros = self.clock.now().micros_since(ctx.started);
             counters.decided_in(std::time::Duration::from_micros(micros).as_secs_f64());
@@ -215,9 +218,9 @@ fn decorate(session: &mut Session, response: &mut ResponseHeader, ctx: &Context)
 }
 
 /// The route and the checks of a request, whose path is in normal form from here on.
-fn read(session: &mut Session, snapshot: &Snapshot) -> Result<(RouteId, Checks), Rejection> {
+fn read(session: &mut Session, snapshot: &Snapshot, now: Timestamp) -> Result<(RouteId, Checks), Rejection> {
     let facts = Facts::read(session, snapshot)?;
-    let (route, checks) = (facts.route, snapshot.checks(facts.route, &facts.tenant));
+    let (route, checks) = (facts.route, snapshot.checks(facts.route, &facts.subject, now));
     if let Some(path) = facts.rewritten_path() {
         rewrite(session.req_header_mut(), &path)?;
     }

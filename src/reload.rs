@@ -1,4 +1,7 @@
-//! Reloading the configuration while traffic flows: all of it or none of it.
+//! Reloading the configuration while traffic flows: all of it or none of it. And the rules of a database,
+//! which come by themselves.
+
+mod database;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,8 +9,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use thiserror::Error;
 
+use crate::book::Book;
 use crate::config::fault::Fault;
-use crate::config::{Config, env};
+use crate::config::{Config, Rules, env};
 use crate::logging::LogLevel;
 use crate::metrics::Metrics;
 use crate::proxy::Live;
@@ -22,8 +26,9 @@ pub struct Reloader {
     started_with: Config,
     log_level: LogLevel,
     metrics: Metrics,
-    /// Held during a reload: one at a time.
-    one_at_a_time: Mutex<()>,
+    /// What the database says. Held during a reload: one at a time.
+    book: Mutex<Book>,
+    database: database::State,
     /// Why the last one was rejected. Never held for long: the admin listener reads it.
     last_error: Mutex<Option<String>>,
     /// What the file says otherwise than what runs, until a restart.
@@ -78,10 +83,12 @@ impl Reloader {
         Self {
             path: path.map(Into::into),
             live,
-            started_with,
+            database: database::State::new(started_with.rules.database.clone()),
+            // Its rows are in the snapshot.
+            started_with: Config { rules: Rules { rows: Vec::new(), ..started_with.rules }, ..started_with },
             log_level,
             metrics,
-            one_at_a_time: Mutex::default(),
+            book: Mutex::default(),
             last_error: Mutex::default(),
             needs_restart: Mutex::default(),
         }
@@ -89,8 +96,11 @@ impl Reloader {
 
     /// Reads the file and serves what it says; or changes nothing, and tells every fault.
     pub fn reload(&self) -> Result<Applied, ReloadError> {
-        let _one_at_a_time = self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = self.try_reload();
+        let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = self.try_reload(&book);
+        drop(book);
+        // Whoever reloads wants to see what there is: also what no notification has told of.
+        self.database.reread.notify_one();
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) =
             result.as_ref().err().map(ToString::to_string);
         match &result {
@@ -125,17 +135,17 @@ impl Reloader {
         self.needs_restart.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn try_reload(&self) -> Result<Applied, ReloadError> {
+    fn try_reload(&self, book: &Book) -> Result<Applied, ReloadError> {
         let path = self.path.as_ref().ok_or(ReloadError::NoFile)?;
         let text = source::file::read(path)?;
         let revision = self.live.load().snapshot.revision + 1;
-        let (config, snapshot) = source::load_again(&text, &env::process, revision, &self.started_with)
+        let (config, snapshot) = source::load_again(&text, &env::process, book, revision, &self.started_with)
             .map_err(|faults| ReloadError::Faults { path: path.clone(), faults })?;
         let live = Live::new(&config, snapshot, &self.metrics)
             .map_err(|error| ReloadError::Resolve { path: path.clone(), error })?;
         let needs_restart = needs_restart(&self.started_with, &config);
         self.log_level.set(config.log.level);
-        self.live.store(Arc::new(live));
+        self.serve(live, &[]);
         Ok(Applied { revision, needs_restart })
     }
 }
@@ -170,6 +180,7 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
     );
     compare(running.store.key_prefix != new.store.key_prefix, "store.redis.key_prefix");
     compare(running.identity.hash_secret != new.identity.hash_secret, "identity.hash_secret");
+    compare(running.rules.database != new.rules.database, "rules.database");
     compare(running.gateways != new.gateways, "cluster.gateways");
     compare(running.log.format != new.log.format, "log.access.format");
     sections

@@ -59,6 +59,7 @@ pub struct RouteTable {
     hosts: HashMap<Box<str>, Methods>,
     suffixes: Vec<(Box<str>, Methods)>,
     any_host: Methods,
+    ids: HashMap<Box<str>, RouteId>,
 }
 
 /// The paths of each method that some route names, and of all other methods.
@@ -127,8 +128,11 @@ impl RouteTable {
                 on_store_failure: route.on_store_failure.unwrap_or(on_store_failure),
             });
         }
+        let numbered = routes.iter().enumerate();
+        let ids = numbered.filter_map(|(index, route)| Some((route.id.clone(), RouteId::from_index(index)?)));
+        let ids = ids.collect();
         let mut table =
-            Self { routes, hosts: HashMap::new(), suffixes: Vec::new(), any_host: Methods::default() };
+            Self { ids, routes, hosts: HashMap::new(), suffixes: Vec::new(), any_host: Methods::default() };
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_by_key(|(_, routes)| routes[0].1);
         for (host, routes) in groups {
@@ -161,6 +165,11 @@ impl RouteTable {
     pub fn get(&self, id: RouteId) -> &Route {
         // Numbers are only given out by `build`, so the fall back to `default` is never taken.
         self.routes.get(id.index()).unwrap_or(&self.routes[0])
+    }
+
+    /// The route with that id.
+    pub fn id_of(&self, id: &str) -> Option<RouteId> {
+        self.ids.get(id).copied()
     }
 
     /// All routes, [`RouteId::UNMATCHED`] first.

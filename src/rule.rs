@@ -14,9 +14,15 @@ impl RuleId {
     /// The rule that holds a tenant on a route, from a row or the default.
     pub const TENANT: Self = Self(0);
 
+    /// The limit that is tried beside the tenant's own rule.
+    pub const CANDIDATE: Self = Self(1);
+
     /// The name in metrics, headers and answers.
     pub const fn name(self) -> &'static str {
-        "default"
+        match self {
+            Self::CANDIDATE => "candidate",
+            _ => "default",
+        }
     }
 }
 
@@ -37,14 +43,23 @@ pub struct Check {
     pub on_store_failure: OnStoreFailure,
 }
 
+impl Check {
+    /// Whether the request is refused if this is.
+    pub fn votes(&self) -> bool {
+        self.demand == Demand::Take
+    }
+}
+
 /// What a check wants of its bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Demand {
-    /// The cost, all of it or nothing.
+    /// The cost, if all checks of the request that take can have theirs.
     #[default]
     Take,
-    /// As much of the cost as there is: it has been spent already. Never refused.
+    /// The cost that has been spent already, also below 0. Never refused.
     Debit,
+    /// The cost for itself, whatever becomes of the other checks, which it does not hold up.
+    Shadow,
 }
 
 /// All checks of one request, in order. Few requests have more than two.

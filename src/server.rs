@@ -1,6 +1,7 @@
 //! The composition root: takes the configuration apart, builds everything once, and runs it.
 
 mod drain;
+mod rules;
 mod traffic;
 
 use std::net::{SocketAddr, TcpListener};
@@ -21,6 +22,7 @@ use pingora::services::listening::Service;
 use thiserror::Error;
 
 use self::drain::{Drain, Hangup};
+use self::rules::RulesService;
 use self::traffic::Traffic;
 use crate::admin::Admin;
 use crate::breaker::Breaker;
@@ -37,6 +39,8 @@ use crate::proxy::{Gateway, Live};
 use crate::reload::Reloader;
 use crate::rule::{Check, Demand, RuleId};
 use crate::snapshot::Snapshot;
+use crate::source::postgres::DatabaseError;
+use crate::source::postgres::feed::Feed;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{AddressError, Driver, Heartbeat, RedisStore};
@@ -69,6 +73,9 @@ pub enum StartError {
     /// The store's address is none.
     #[error(transparent)]
     Store(#[from] AddressError),
+    /// The address of the database is none.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
     /// Two metrics have one name.
     #[error("metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -118,16 +125,17 @@ where
         probe: probe(&config, &id),
     });
     let limiter = Arc::new(Limiter::new(Arc::clone(&store), outage, Arc::clone(&clock), metrics.clone()));
-    metrics.revision.set(i64::try_from(snapshot.revision).unwrap_or(i64::MAX));
     let live = Arc::new(ArcSwap::from_pointee(Live::new(&config, snapshot, &metrics)?));
     let reloader =
         Arc::new(Reloader::new(path, Arc::clone(&live), config.clone(), log_level, metrics.clone()));
+    let rules = config.rules.database.as_ref().map(|database| first_rules(database, &reloader, &clock));
+    let rules = rules.transpose()?;
     let draining = Arc::new(AtomicBool::new(false));
     let (ended, wait_for_end) = mpsc::channel();
 
     let mut server = Server::new_with_opt_and_conf(None, server_conf(&config));
     server.bootstrap();
-    let gateway = Gateway::new(Arc::clone(&live), Arc::clone(&limiter), clock, metrics.clone());
+    let gateway = Gateway::new(Arc::clone(&live), Arc::clone(&limiter), Arc::clone(&clock), metrics.clone());
     let mut traffic = http_proxy_service_with_name(&server.configuration, gateway, "traffic");
     check_addresses(&config)?;
     for listener in &config.listeners {
@@ -144,11 +152,15 @@ where
         metrics: metrics.clone(),
         token: config.admin.token.clone(),
         draining: Arc::clone(&draining),
+        clock,
     };
     server.add_service(http_service("admin", &config.admin.address, admin));
     if let Some((address, app)) = also {
         let address = Placed { value: address, place: config.admin.address.place };
         server.add_service(http_service("echo", &address, app));
+    }
+    if let Some(rules) = rules {
+        server.add_service(background_service("rules", rules));
     }
     server.add_service(background_service("hangup", Hangup { reloader }));
     let drain =
@@ -163,6 +175,29 @@ where
     };
     thread::Builder::new().name("server".into()).spawn(run).map_err(StartError::Thread)?;
     wait_for_end.recv().map_err(|_| StartError::Panicked)
+}
+
+/// Serves what the database says, or what it said last, and gives what keeps that fresh. Requests wait for
+/// it: before, some would be held to the wrong limits.
+fn first_rules(
+    database: &config::Database,
+    reloader: &Arc<Reloader>,
+    clock: &Arc<dyn Clock>,
+) -> Result<RulesService, StartError> {
+    let mut feed = Feed::new(database)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(StartError::Thread)?;
+    let news = runtime.block_on(async {
+        let news = feed.read(true).await;
+        // This runtime goes, and with it the connection.
+        feed.disconnect();
+        news
+    });
+    match news {
+        Ok(news) => reloader.news(news, clock.now()),
+        Err(error) => reloader.begin_without_database(&error),
+    }
+    Ok(RulesService { feed: feed.into(), reloader: Arc::clone(reloader), clock: Arc::clone(clock) })
 }
 
 /// Catches SIGHUP, whose default is to kill the process. Until the gateway runs it has no effect.

@@ -2,64 +2,72 @@
 //!
 //! Looking up the checks of a request allocates nothing but the key of its bucket.
 
-use std::collections::HashMap;
+mod from_file;
+pub mod rules;
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use rpds::HashTrieMapSync as Map;
 use smallvec::smallvec;
 
-use crate::config::fault::{Fault, Place};
-use crate::config::{Config, OnStoreFailure, Row};
-use crate::identity::Identity;
+use self::rules::{Entry, Origin, Rules, Tenant};
+use crate::book::{Book, BookRow, Change, Holder, RowId};
+use crate::clock::Timestamp;
+use crate::config::fault::Fault;
+use crate::config::{Config, Keys, Mode, OnStoreFailure};
+use crate::identity::{Claim, Identity, IdentityError};
 use crate::key::{Hasher, Key, Part};
-use crate::limit::Limit;
 use crate::route::{Route, RouteId, RouteTable};
 use crate::rule::{Check, Checks, Demand, RuleId};
 
 /// Routes, rules and identity at one revision.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// Which change of the configuration this is, from 1.
+    /// Which change of configuration or rules this is, from 1.
     pub revision: u64,
     /// The routes.
-    pub routes: RouteTable,
+    pub routes: Arc<RouteTable>,
     /// How requests name their tenant.
     pub identity: Identity,
-    rules: Rules,
+    /// The rules.
+    pub rules: Rules,
+    /// Rows of the database that cannot be served.
+    pub skipped: Map<RowId, Arc<Skipped>>,
+    /// The rules of the file alone: what a whole load of the database begins with.
+    from_file: Rules,
+    keys: Keys,
     hasher: Hasher,
     key_prefix: Box<str>,
 }
 
-/// The rules, in the form in which they are looked up. Rows share their numbers: 500,000 rows have
-/// few different limits, and a row is 8 bytes.
-#[derive(Debug, Default)]
-struct Rules {
-    numbers: Vec<Numbers>,
-    tenants: HashMap<Box<str>, TenantRules>,
-    /// By route: what holds any tenant there that has no row of its own.
-    any_tenant: Vec<NumbersId>,
-    rows: usize,
+/// A row of the database that cannot be served, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Skipped {
+    /// Which row.
+    pub id: RowId,
+    /// Whom it is for.
+    pub holder: Holder,
+    /// On which route.
+    pub route: Option<Arc<str>>,
+    /// What is wrong with it.
+    pub reason: Arc<str>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Numbers {
-    limit: Limit,
-    on_store_failure: Option<OnStoreFailure>,
-}
-
-type NumbersId = u32;
-
+/// Whose a request is.
 #[derive(Debug)]
-struct TenantRules {
-    part: Part,
-    any_route: Option<NumbersId>,
-    by_route: Vec<(RouteId, NumbersId)>,
+pub struct Subject<'s> {
+    name: Cow<'s, [u8]>,
+    known: Option<&'s Tenant>,
 }
 
 impl Snapshot {
-    /// Checks how the parts of a configuration fit together, and builds the snapshot of it.
+    /// Checks how the parts of a configuration fit together, and builds the snapshot of it and of what a
+    /// database says.
     ///
     /// # Errors
-    /// Every fault, in the order of the file.
-    pub fn build(config: &Config, revision: u64) -> Result<Self, Vec<Fault>> {
+    /// Every fault of the file, in its order. Rows of the database that cannot be served are skipped.
+    pub fn build(config: &Config, book: &Book, revision: u64) -> Result<Self, Vec<Fault>> {
         let mut faults = Vec::new();
         let hasher = Hasher::new(config.identity.hash_secret.0.as_bytes());
         let routes = RouteTable::build(
@@ -69,188 +77,201 @@ impl Snapshot {
             &hasher,
             &mut faults,
         );
-        let rules = Rules::build(config, &routes, &hasher, &mut faults);
+        let from_file = from_file::rules(config, &routes, &hasher, &mut faults);
         if !faults.is_empty() {
             faults.sort();
             return Err(faults);
         }
-        let identity = Identity::new(&config.identity);
-        Ok(Self { revision, routes, identity, rules, hasher, key_prefix: config.store.key_prefix.clone() })
+        let mut snapshot = Self {
+            revision,
+            routes: Arc::new(routes),
+            identity: Identity::new(&config.identity),
+            rules: from_file.clone(),
+            skipped: Map::new_sync(),
+            from_file,
+            keys: config.identity.keys.value,
+            hasher,
+            key_prefix: config.store.key_prefix.clone(),
+        };
+        snapshot.put_book(book);
+        Ok(snapshot)
     }
 
-    /// The checks of a request of `tenant` on `route`.
-    pub fn checks(&self, route: RouteId, tenant: &[u8]) -> Checks {
-        let known = std::str::from_utf8(tenant).ok().and_then(|name| self.rules.tenants.get(name));
-        let numbers = self.rules.numbers_for(route, known);
-        let route = self.routes.get(route);
+    /// This snapshot with another database behind it.
+    #[must_use]
+    pub fn with_book(&self, book: &Book) -> Self {
+        let mut snapshot = Self {
+            revision: self.revision + 1,
+            rules: self.from_file.clone(),
+            skipped: Map::new_sync(),
+            ..self.clone()
+        };
+        snapshot.put_book(book);
+        snapshot
+    }
+
+    /// This snapshot after `changes`, which `book` takes note of.
+    #[must_use]
+    pub fn with_changes(&self, book: &mut Book, changes: &[Change]) -> Self {
+        let mut snapshot = Self { revision: self.revision + 1, ..self.clone() };
+        for change in changes {
+            match (book.apply(change), change) {
+                (Change::Row(id, old), Change::Row(_, new)) => {
+                    if let Some(old) = old {
+                        snapshot.rules.remove(&old.holder, Origin::Database(id), &self.hasher);
+                        snapshot.skipped.remove_mut(&id);
+                    }
+                    if let Some(new) = new {
+                        snapshot.put_row(id, new);
+                    }
+                }
+                (Change::Key(_, old), Change::Key(_, new)) => {
+                    if let Some(key) = old {
+                        snapshot.rules.remove_key(&key);
+                    }
+                    if let Some(key) = new {
+                        snapshot.rules.add_key(key);
+                    }
+                }
+                (_, Change::Tenant(name, record)) => {
+                    snapshot.rules.record(name, record.as_ref(), &self.hasher);
+                }
+                _ => {}
+            }
+        }
+        snapshot
+    }
+
+    fn put_book(&mut self, book: &Book) {
+        for (name, record) in book.tenants.iter() {
+            self.rules.record(name, Some(record), &self.hasher);
+        }
+        for (id, row) in book.rows.iter() {
+            self.put_row(*id, row);
+        }
+        book.keys.values().for_each(|key| self.rules.add_key(key));
+    }
+
+    /// Puts a row of the database among the rules, or among the skipped ones.
+    fn put_row(&mut self, id: RowId, row: &BookRow) {
+        match self.served(row) {
+            Ok((route, entry)) => {
+                let entry = Entry::new(Origin::Database(id), entry);
+                self.rules.put(&row.holder, route, entry, &self.hasher);
+            }
+            Err(reason) => {
+                let (holder, route) = (row.holder.clone(), row.route.clone());
+                self.skipped.insert_mut(id, Arc::new(Skipped { id, holder, route, reason }));
+            }
+        }
+    }
+
+    /// A row as it can be served.
+    fn served(&self, row: &BookRow) -> Result<(Option<RouteId>, Arc<crate::config::Terms>), Arc<str>> {
+        let terms = row.terms.clone()?;
+        let Some(name) = &row.route else { return Ok((None, terms)) };
+        let Some(id) = self.routes.id_of(name) else {
+            return Err(format!("there is no route with the id `{name}`").into());
+        };
+        let (cost, capacity) = (self.routes.get(id).cost, terms.limit.capacity());
+        if cost > capacity {
+            let message = format!("the capacity {capacity} is below the cost {cost} of the route `{name}`");
+            return Err(message.into());
+        }
+        Ok((Some(id), terms))
+    }
+
+    /// Whose a request with these headers is.
+    pub fn subject<'s>(&'s self, headers: &'s http::HeaderMap) -> Result<Subject<'s>, IdentityError> {
+        let name = match self.identity.claim(headers)? {
+            Claim::Anonymous => Cow::Borrowed(crate::identity::ANONYMOUS),
+            Claim::Named(name) if self.keys == Keys::Plain => Cow::Borrowed(name),
+            Claim::Named(key) => {
+                let tenant = self.rules.key(&self.hasher.key_hash(key));
+                Cow::Borrowed(tenant.ok_or_else(|| self.identity.unknown())?.as_bytes())
+            }
+        };
+        let subject = self.tenant(name);
+        if subject.known.is_some_and(|tenant| tenant.suspended) {
+            return Err(IdentityError::Suspended);
+        }
+        Ok(subject)
+    }
+
+    /// The subject of requests of the tenant `name`.
+    pub fn tenant<'s>(&'s self, name: impl Into<Cow<'s, [u8]>>) -> Subject<'s> {
+        let name = name.into();
+        let known = std::str::from_utf8(&name).ok().and_then(|name| self.rules.tenant(name));
+        Subject { name, known }
+    }
+
+    /// The checks of a request of `subject` on `route` at `now`.
+    pub fn checks(&self, route: RouteId, subject: &Subject<'_>, now: Timestamp) -> Checks {
+        let entry = self.rules.find(route, subject.known, now);
+        let (route, terms) = (self.routes.get(route), &entry.terms);
         if !route.tenant_rule {
             return Checks::new();
         }
-        let key = match known {
-            Some(known) => self.key(&known.part, route),
-            None if tenant == crate::identity::ANONYMOUS => {
-                self.key(&Part::known(tenant, &self.hasher), route)
-            }
-            None => self.key(&self.hasher.part(tenant), route),
-        };
-        smallvec![Check {
+        entry.hit();
+        if terms.mode == Mode::Off {
+            return Checks::new();
+        }
+        let enforced = terms.mode == Mode::Enforce && is_among(&subject.name, terms.enforce_percent);
+        let check = Check {
             rule: RuleId::TENANT,
-            key,
-            limit: numbers.limit,
+            key: self.bucket(subject, route),
+            limit: terms.limit,
             cost: route.cost,
-            demand: Demand::Take,
-            on_store_failure: numbers.on_store_failure.unwrap_or(route.on_store_failure),
-        }]
+            demand: if enforced { Demand::Take } else { Demand::Shadow },
+            on_store_failure: terms.on_store_failure.unwrap_or(route.on_store_failure),
+        };
+        let Some(limit) = terms.candidate else { return smallvec![check] };
+        let candidate = Check {
+            rule: RuleId::CANDIDATE,
+            key: check.key.of_candidate(),
+            limit,
+            demand: Demand::Shadow,
+            on_store_failure: OnStoreFailure::Local,
+            ..check.clone()
+        };
+        smallvec![check, candidate]
+    }
+
+    fn bucket(&self, subject: &Subject<'_>, route: &Route) -> Key {
+        let named = |part: &Part| Key::tenant_route(&self.key_prefix, part, &route.part);
+        match subject.known {
+            Some(tenant) => named(&tenant.part),
+            // What came from the table of keys, or from nobody, is no client's word.
+            None if self.keys == Keys::Lookup || *subject.name == *crate::identity::ANONYMOUS => {
+                named(&Part::known(&subject.name, &self.hasher))
+            }
+            None => named(&self.hasher.part(&subject.name)),
+        }
     }
 
     /// How many rows the rules have.
     pub fn rows(&self) -> usize {
-        self.rules.rows
+        self.rules.rows()
     }
 
-    fn key(&self, tenant: &Part, route: &Route) -> Key {
-        Key::tenant_route(&self.key_prefix, tenant, &route.part)
-    }
-}
-
-impl Rules {
-    fn build(config: &Config, routes: &RouteTable, hasher: &Hasher, faults: &mut Vec<Fault>) -> Self {
-        let mut building = Building {
-            route_ids: routes
-                .all()
-                .iter()
-                .enumerate()
-                .filter_map(|(index, route)| Some((&*route.id, RouteId::from_index(index)?)))
-                .collect(),
-            seen: HashMap::with_capacity(config.rules.rows.len()),
-            numbers: HashMap::new(),
-            rules: Self { tenants: HashMap::with_capacity(config.rules.rows.len() / 4), ..Self::default() },
-            hasher,
-            faults,
-        };
-        let default = building.number(Numbers { limit: config.rules.default.value, on_store_failure: None });
-        building.rules.any_tenant = vec![default; routes.all().len()];
-        for (index, row) in config.rules.rows.iter().enumerate() {
-            building.add(index, row);
-        }
-        building.check_costs(config, routes);
-        building.rules.rows = config.rules.rows.len();
-        building.rules
-    }
-
-    /// (tenant, route) > (tenant, any route) > (route) > default.
-    fn numbers_for(&self, route: RouteId, tenant: Option<&TenantRules>) -> &Numbers {
-        let own = tenant.and_then(|tenant| {
-            let on_route = tenant.by_route.iter().find(|(id, _)| *id == route).map(|(_, numbers)| *numbers);
-            on_route.or(tenant.any_route)
-        });
-        let id = own.or_else(|| self.any_tenant.get(route.index()).copied()).unwrap_or(0);
-        // Entry 0 is the default; every id was given out by `build`.
-        self.numbers.get(id as usize).unwrap_or(&self.numbers[0])
+    /// What keys and unknown names are hashed with.
+    pub fn hasher(&self) -> &Hasher {
+        &self.hasher
     }
 }
 
-struct Building<'a> {
-    route_ids: HashMap<&'a str, RouteId>,
-    seen: HashMap<(Option<&'a str>, Option<RouteId>), Place>,
-    numbers: HashMap<Numbers, NumbersId>,
-    rules: Rules,
-    hasher: &'a Hasher,
-    faults: &'a mut Vec<Fault>,
-}
-
-impl<'a> Building<'a> {
-    fn number(&mut self, numbers: Numbers) -> NumbersId {
-        *self.numbers.entry(numbers).or_insert_with(|| {
-            self.rules.numbers.push(numbers);
-            self.rules.numbers.len() as NumbersId - 1
-        })
+/// Whether a subject is among the first `percent` of all: the same ones on every gateway, and still so
+/// when the share grows.
+fn is_among(subject: &[u8], percent: u8) -> bool {
+    if percent >= 100 {
+        return true;
     }
-
-    fn add(&mut self, index: usize, row: &'a Row) {
-        let route = match &row.route {
-            None => None,
-            Some(written) => match self.route_ids.get(&*written.value) {
-                Some(id) => Some(*id),
-                None => {
-                    let message = format!("there is no route with the id `{}`", written.value);
-                    self.faults.push(Fault::new(
-                        written.place,
-                        format!("rules.rows[{index}].route"),
-                        message,
-                    ));
-                    return;
-                }
-            },
-        };
-        if let Some(first) = self.seen.insert((row.tenant.as_deref(), route), row.place) {
-            let message = format!("a second row for the same tenant and route; the first one is at {first}");
-            self.faults.push(Fault::new(row.place, format!("rules.rows[{index}]"), message));
-            return;
-        }
-        let numbers = self.number(Numbers { limit: row.limit.value, on_store_failure: row.on_store_failure });
-        match (&row.tenant, route) {
-            (None, Some(route)) => self.rules.any_tenant[route.index()] = numbers,
-            (None, None) => {}
-            (Some(tenant), route) => {
-                let hasher = self.hasher;
-                let tenant = self.rules.tenants.entry(tenant.clone()).or_insert_with(|| TenantRules {
-                    part: Part::known(tenant.as_bytes(), hasher),
-                    any_route: None,
-                    by_route: Vec::new(),
-                });
-                match route {
-                    Some(route) => tenant.by_route.push((route, numbers)),
-                    None => tenant.any_route = Some(numbers),
-                }
-            }
-        }
-    }
-
-    /// A cost above the capacity could never pass: a fault here, not a refusal for ever.
-    fn check_costs(&mut self, config: &Config, routes: &RouteTable) {
-        let expensive: Vec<(usize, &Route)> = routes
-            .all()
-            .iter()
-            .enumerate()
-            .filter(|(_, route)| route.cost > 1 && route.tenant_rule)
-            .collect();
-        for (index, route) in expensive {
-            let Some(id) = RouteId::from_index(index) else { continue };
-            let too_dear = |capacity: u64| {
-                (route.cost > capacity).then(|| {
-                    format!(
-                        "{capacity} is below the cost {} of the route `{}`: it could never pass",
-                        route.cost, route.id
-                    )
-                })
-            };
-            let mut any_tenant_row = false;
-            for (row_index, row) in config.rules.rows.iter().enumerate() {
-                let here = row.route.as_ref().map(|written| *written.value == *route.id);
-                any_tenant_row |= row.tenant.is_none() && here == Some(true);
-                let own_row = || {
-                    let tenant = row.tenant.as_deref().and_then(|tenant| self.rules.tenants.get(tenant));
-                    tenant.is_some_and(|tenant| tenant.by_route.iter().any(|(route, _)| *route == id))
-                };
-                let applies = here.unwrap_or_else(|| !own_row());
-                if let Some(message) = too_dear(row.limit.value.capacity()).filter(|_| applies) {
-                    let field = format!("rules.rows[{row_index}].capacity");
-                    self.faults.push(Fault::new(row.limit.place, field, message));
-                }
-            }
-            let default = &config.rules.default;
-            if let Some(message) = too_dear(default.value.capacity()).filter(|_| !any_tenant_row) {
-                let place =
-                    config.routes.get(index.wrapping_sub(1)).map_or(default.place, |route| route.cost.place);
-                self.faults.push(Fault::new(
-                    place,
-                    format!("routes[{}].cost", index - 1),
-                    format!("rules.default.capacity {message}"),
-                ));
-            }
-        }
-    }
+    // FNV-1a, and a last mix, for its high bits hardly differ between short names.
+    let hash = subject.iter().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
+    });
+    let hash = (hash ^ (hash >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
+    (hash ^ (hash >> 33)) % 10_000 < u64::from(percent) * 100
 }
 
 #[cfg(test)]

@@ -1,11 +1,16 @@
-//! Where routes and rules come from. For now a file.
+//! Where routes and rules come from: a file, and a PostgreSQL whose last good rules are kept on disk.
 
+pub mod cache;
 pub mod file;
+pub mod postgres;
 
 pub use file::ReadError;
+use serde_json::{Value, json};
 
+use crate::book::Book;
 use crate::config::fault::Fault;
-use crate::config::{self, Config, env};
+use crate::config::{self, Config, Mode, Terms, env};
+use crate::limit::Limit;
 use crate::snapshot::Snapshot;
 use crate::store::redis::RedisStore;
 
@@ -13,12 +18,12 @@ use crate::store::redis::RedisStore;
 ///
 /// # Errors
 /// Every fault, in the order of the file.
-pub fn load(text: &str, lookup: env::Lookup<'_>, revision: u64) -> Result<(Config, Snapshot), Vec<Fault>> {
+pub fn load(text: &str, lookup: env::Lookup<'_>) -> Result<(Config, Snapshot), Vec<Fault>> {
     let (config, faults) = config::read_all(text, lookup);
-    build(config, faults, revision)
+    build(config, faults, &Book::default(), 1)
 }
 
-/// [`load`] while a gateway runs that was started with `running`. What the names of buckets are made
+/// [`load`] while a gateway runs that was started with `running` and has `book` from its database. What the names of buckets are made
 /// of stays as it was: another prefix or secret would refill every bucket.
 ///
 /// # Errors
@@ -26,6 +31,7 @@ pub fn load(text: &str, lookup: env::Lookup<'_>, revision: u64) -> Result<(Confi
 pub fn load_again(
     text: &str,
     lookup: env::Lookup<'_>,
+    book: &Book,
     revision: u64,
     running: &Config,
 ) -> Result<(Config, Snapshot), Vec<Fault>> {
@@ -35,13 +41,46 @@ pub fn load_again(
         served.store.key_prefix = running.store.key_prefix.clone();
         served.identity.hash_secret = running.identity.hash_secret.clone();
     }
-    let (_, snapshot) = build(served, faults, revision)?;
+    let (_, snapshot) = build(served, faults, book, revision)?;
     config.map(|config| (config, snapshot)).ok_or_else(Vec::new)
+}
+
+/// Writes terms into the fields of a row, as they are written in a configuration: what is as it is by
+/// default is left out.
+pub fn describe(terms: &Terms, row: &mut Value) {
+    let numbers = |Limit::TokenBucket(limit): &Limit| {
+        let rate = match limit.rate().per_seconds() {
+            Some((tokens, 1)) => json!(tokens),
+            Some((tokens, seconds)) => json!(format!("{tokens}/{seconds}s")),
+            None => json!(limit.rate().to_string()),
+        };
+        (json!(limit.capacity()), rate)
+    };
+    (row["capacity"], row["refill_per_second"]) = numbers(&terms.limit);
+    if terms.mode != Mode::Enforce {
+        row["mode"] = terms.mode.label().into();
+    }
+    if terms.enforce_percent != 100 {
+        row["enforce_percent"] = terms.enforce_percent.into();
+    }
+    if let Some(word) = terms.on_store_failure {
+        row["on_store_failure"] = word.label().into();
+    }
+    if let Some(candidate) = &terms.candidate {
+        let (capacity, rate) = numbers(candidate);
+        row["candidate"] = json!({ "capacity": capacity, "refill_per_second": rate });
+    }
+    for (name, moment) in [("valid_from", terms.valid_from), ("valid_until", terms.valid_until)] {
+        if let Some(moment) = moment {
+            row[name] = moment.to_rfc3339().into();
+        }
+    }
 }
 
 fn build(
     config: Option<Config>,
     mut faults: Vec<Fault>,
+    book: &Book,
     revision: u64,
 ) -> Result<(Config, Snapshot), Vec<Fault>> {
     if let Some(config) = config {
@@ -50,7 +89,12 @@ fn build(
         {
             faults.push(Fault::new(redis.url.place, "store.redis.url", error.to_string()));
         }
-        match Snapshot::build(&config, revision) {
+        if let Some(database) = &config.rules.database
+            && let Err(error) = postgres::check_url(&database.url.value)
+        {
+            faults.push(Fault::new(database.url.place, "rules.database.url", error.to_string()));
+        }
+        match Snapshot::build(&config, book, revision) {
             Err(more) => faults.extend(more),
             Ok(snapshot) if faults.is_empty() => return Ok((config, snapshot)),
             Ok(_) => {}

@@ -10,7 +10,7 @@ const LAYERS: [&[&str]; 14] = [
     &["limit"],
     &["config"],
     &["logging"],
-    &["identity", "route", "rule"],
+    &["book", "identity", "route", "rule"],
     &["decision", "snapshot"],
     &["store"],
     &["source"],

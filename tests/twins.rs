@@ -130,7 +130,11 @@ fn request(random: &mut Random, rules: &[(u64, &str)]) -> Checks {
             2 => capacity,
             _ => 1 + random.below(3),
         };
-        let demand = if random.below(8) == 0 { Demand::Debit } else { Demand::Take };
+        let demand = match random.below(8) {
+            0 => Demand::Debit,
+            1 => Demand::Shadow,
+            _ => Demand::Take,
+        };
         // A debit may come from an older rule than the one of the day.
         let capacity =
             if demand == Demand::Debit && random.below(2) == 0 { capacity.div_ceil(3) } else { capacity };
@@ -156,11 +160,12 @@ fn random_traces_give_the_same_verdicts() {
 fn planted_faults_are_found() {
     let redis = Redis::start();
     for (from, to) in [
-        ("if terms.cost > units and terms.takes", "if terms.cost >= units and terms.takes"),
-        ("if terms.cost > units and terms.takes", "if terms.cost > units"),
+        ("if terms.cost > units and terms.votes", "if terms.cost >= units and terms.votes"),
+        ("if terms.cost > units and terms.votes", "if terms.cost > units"),
         ("elseif cost > units and", "elseif cost >= units and"),
         ("elseif cost > units and cost > 0", "elseif cost > units"),
-        ("elseif admitted and cost > 0", "elseif cost > 0"),
+        ("elseif (admitted or terms.shadow) and cost > 0", "elseif cost > 0"),
+        ("(admitted or terms.shadow)", "admitted"),
         ("return units, now - floor((part - partial * d) / n)", "return units, now"),
         ("    return units, at\n  end", "    return units, now\n  end"),
         ("if -elapsed > time_to_earn(capacity, n, d) then at = now end", ""),
@@ -173,7 +178,7 @@ fn planted_faults_are_found() {
         ("math.max(units - cost, math.min(units, terms.lowest))", "math.max(units - cost, terms.lowest)"),
         ("math.max(units - cost, math.min(units, terms.lowest))", "math.max(units - cost, 0)"),
         ("if units < terms.least then units = terms.least end", ""),
-        ("cost < 0 and capacity - EXACT or lowest", "lowest"),
+        ("demand == 'debit' and capacity - EXACT or lowest", "lowest"),
         ("sign = -units, '-'", "sign = -units, ''"),
         ("math.min(capacity, EXACT - capacity)", "capacity"),
         ("and call('PTTL', KEYS[key + i]) < reset", "and false"),

@@ -29,7 +29,7 @@ fn check(path: &Path) -> bool {
             return false;
         }
     };
-    match source::load(&text, &env::process, 1) {
+    match source::load(&text, &env::process) {
         Ok((config, snapshot)) => {
             for warning in &config.warnings {
                 eprintln!(

@@ -39,7 +39,7 @@ impl Demo {
             .replace("8080", &self.port.to_string())
             .replace("9090", &self.admin_port.to_string())
             .replace("9001", &echo.port().to_string());
-        let (config, snapshot) = source::load(&text, &|_| None, 1)
+        let (config, snapshot) = source::load(&text, &|_| None)
             .map_err(|faults| anyhow::anyhow!("the demo's own configuration has faults: {faults:?}"))?;
         let log_level = logging::start(Level::Warn, LogFormat::Text);
         self.introduce();

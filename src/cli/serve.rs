@@ -23,7 +23,7 @@ pub(super) fn run(path: &Path) -> anyhow::Result<ExitCode> {
             return Ok(EXIT_FAULTS.into());
         }
     };
-    let (config, snapshot) = match source::load(&text, &env::process, 1) {
+    let (config, snapshot) = match source::load(&text, &env::process) {
         Ok(loaded) => loaded,
         Err(faults) => {
             check::print_faults(path, &faults);

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use self::routing::{routes_of, upstreams_of};
 use self::rules::rules_of;
-pub(super) use self::rules::{built_in_default, row};
+pub(super) use self::rules::{built_in_default, row, rows_alone};
 use self::store::{gateways_of, hot_keys_of, store_of};
 use super::fault::{Fault, Placed};
 use super::fields::{Reading, join, placed};
 use super::yaml::{Kind, Node};
 use super::{
-    Admin, Certificate, Config, Headers, Identity, Level, Listener, Log, LogFormat, Missing, OnStoreFailure,
-    Row, Secret,
+    Admin, Certificate, Config, Headers, Identity, Keys, Level, Listener, Log, LogFormat, Missing,
+    OnStoreFailure, Row, Secret,
 };
 
 const ON_STORE_FAILURE: [(&str, OnStoreFailure); 3] =
@@ -62,7 +62,7 @@ pub(super) fn config(root: &Node<'_>, rows: Vec<Row>, r: &mut Reading<'_>) -> Co
     let mut warnings = Vec::new();
     let store = store_of(store, r);
     let (identity_place, identity) =
-        (identity.unwrap_or(root).place, identity_of(identity, r, &mut warnings));
+        (identity.unwrap_or(root).place, identity_of(root, identity, r, &mut warnings));
     if store.redis.is_some() && identity.hash_secret.0.is_empty() {
         let message =
             "is empty: unknown keys are hashed with a public secret, so who can read Redis can test guesses";
@@ -178,10 +178,16 @@ fn admin_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Ad
     }
 }
 
-fn identity_of(node: Option<&Node<'_>>, r: &mut Reading<'_>, warnings: &mut Vec<Fault>) -> Identity {
+fn identity_of(
+    root: &Node<'_>,
+    node: Option<&Node<'_>>,
+    r: &mut Reading<'_>,
+    warnings: &mut Vec<Fault>,
+) -> Identity {
     let mut identity = Identity {
         tenant_header: "X-Api-Key".into(),
         missing: Missing::Reject,
+        keys: Placed { value: Keys::Plain, place: root.place },
         hash_secret: Secret(String::new()),
     };
     let Some(node) = node else { return identity };
@@ -206,9 +212,9 @@ fn identity_of(node: Option<&Node<'_>>, r: &mut Reading<'_>, warnings: &mut Vec<
             identity.missing = missing;
         }
         if let Some(node) = keys {
-            let lookup = r.one_of(node, "identity.tenant.keys", &[("plain", false), ("lookup", true)]);
-            if lookup == Some(true) {
-                r.fault(node.place, "identity.tenant.keys", "`lookup` is not available in this version");
+            let words = [("plain", Keys::Plain), ("lookup", Keys::Lookup)];
+            if let Some(keys) = r.one_of(node, "identity.tenant.keys", &words) {
+                identity.keys = placed(node, keys);
             }
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use super::env::{self, Lookup};
 use super::fault::{Fault, Place, Placed};
 use super::yaml::{Kind, Node, Text, shorten};
+use crate::clock::Timestamp;
 
 /// The faults found so far, and the environment to expand `${...}` from.
 pub struct Reading<'e> {
@@ -106,6 +107,17 @@ impl Reading<'_> {
             self.fault(node.place, field, message);
         }
         duration
+    }
+
+    /// A moment such as `2026-12-24T18:00:00Z`.
+    pub fn moment(&mut self, node: &Node<'_>, field: &str) -> Option<Timestamp> {
+        let text = self.text(node, field)?;
+        let moment = Timestamp::from_rfc3339(&text);
+        if moment.is_none() {
+            let message = format!("expected a time such as 2026-12-24T18:00:00Z, got {}", node.describe());
+            self.fault(node.place, field, message);
+        }
+        moment
     }
 
     /// One of a closed set of words.

@@ -39,6 +39,32 @@ impl Rate {
         Ok(Self::reduced(tokens, u128::from(micros)))
     }
 
+    /// `tokens` each `micros` microseconds; neither is 0.
+    pub(super) fn of(tokens: u64, micros: u128) -> Self {
+        Self::reduced(tokens, micros)
+    }
+
+    /// Whole tokens in whole seconds: (100, 1) for 100/s, (5, 60) for 5/m; none where it takes numbers
+    /// beyond 2^63.
+    pub fn per_seconds(self) -> Option<(i64, i64)> {
+        let tokens = u128::from(self.tokens) * 1_000_000;
+        let common = gcd(tokens, self.micros);
+        Some((i64::try_from(tokens / common).ok()?, i64::try_from(self.micros / common).ok()?))
+    }
+
+    /// `tokens` in `seconds` seconds.
+    pub fn in_seconds(tokens: i64, seconds: i64) -> Result<Self, RateError> {
+        let tokens = u64::try_from(tokens).map_err(|_| RateError::Malformed)?;
+        let micros = u128::try_from(seconds).map_err(|_| RateError::Malformed)? * 1_000_000;
+        if tokens == 0 {
+            return Err(RateError::Zero);
+        }
+        if micros == 0 {
+            return Err(RateError::OutOfRange);
+        }
+        Ok(Self::reduced(tokens, micros))
+    }
+
     fn reduced(tokens: u64, micros: u128) -> Self {
         let common = gcd(u128::from(tokens), micros);
         Self { tokens: (u128::from(tokens) / common) as u64, micros: micros / common }

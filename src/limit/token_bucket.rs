@@ -77,6 +77,11 @@ impl TokenBucket {
         self.capacity
     }
 
+    /// The rate at which it refills.
+    pub fn rate(&self) -> Rate {
+        Rate::of(self.n, u128::from(self.d) * u128::from(self.scale))
+    }
+
     /// Microseconds in which an empty bucket fills, at most 100 years.
     pub const fn fill_micros(&self) -> u64 {
         self.time_to_earn(self.capacity * self.scale)

@@ -14,7 +14,7 @@ pub(super) fn write(session: &Session, ctx: &Context, status: u16, error: Option
     }
     let (rule, outcome, basis) = match &ctx.decided {
         Some((checks, decision)) => {
-            (decision.rule(checks).name(), decision.admission.label(), decision.basis.label())
+            (decision.rule(checks).name(), decision.outcome(checks), decision.basis.label())
         }
         None => ("", "rejected", ""),
     };

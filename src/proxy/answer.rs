@@ -49,7 +49,10 @@ impl Answer {
 
     /// 429: over a limit.
     pub fn refused(checks: &Checks, decision: &Decision) -> Self {
-        let over = || decision.verdicts.iter().zip(checks).filter(|(verdict, _)| !verdict.is_allowed());
+        let over = || {
+            let told = decision.verdicts.iter().zip(checks);
+            told.filter(|(verdict, check)| check.votes() && !verdict.is_allowed())
+        };
         let never = over().find(|(verdict, _)| verdict.outcome == Outcome::NeverFits);
         let detail = match never {
             Some((_, check)) => {
@@ -86,15 +89,18 @@ impl Answer {
         Self::new(StatusCode::NOT_FOUND, "No route takes this host, path and method.")
     }
 
-    /// 400, 401 or 431: refused before any rule was asked.
+    /// 400, 401, 403 or 431: refused before any rule was asked.
     pub fn rejected(rejection: &Rejection) -> Self {
         let status = match rejection {
-            Rejection::Identity(IdentityError::Missing(_)) => StatusCode::UNAUTHORIZED,
+            Rejection::Identity(IdentityError::Missing(_) | IdentityError::Unknown(_)) => {
+                StatusCode::UNAUTHORIZED
+            }
+            Rejection::Identity(IdentityError::Suspended) => StatusCode::FORBIDDEN,
             Rejection::Identity(IdentityError::TooLong(_)) => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             _ => StatusCode::BAD_REQUEST,
         };
         let challenge = match rejection {
-            Rejection::Identity(IdentityError::Missing(header)) => {
+            Rejection::Identity(IdentityError::Missing(header) | IdentityError::Unknown(header)) => {
                 Some(format!("ApiKey realm=\"tollgate\", header=\"{header}\""))
             }
             _ => None,

@@ -46,6 +46,8 @@ impl Rejection {
             Self::BareLineFeed => "bare_line_feed",
             Self::Path(_) => "path",
             Self::Identity(IdentityError::Missing(_)) => "no_tenant",
+            Self::Identity(IdentityError::Unknown(_)) => "unknown_key",
+            Self::Identity(IdentityError::Suspended) => "suspended",
             Self::Identity(_) => "tenant",
         }
     }

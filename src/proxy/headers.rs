@@ -46,8 +46,9 @@ pub fn write(
     }
     if families.ratelimit_draft {
         let mut policies = String::with_capacity(48);
-        for (position, check) in checks.iter().enumerate() {
-            if position > 0 {
+        let told = |position: &usize| checks[*position].votes() || *position == index;
+        for check in (0..checks.len()).filter(told).map(|position| &checks[position]) {
+            if !policies.is_empty() {
                 policies.push_str(", ");
             }
             policies.push_str(&policy(
@@ -109,7 +110,9 @@ mod tests {
             demand: Demand::Take,
             on_store_failure: OnStoreFailure::Local,
         };
-        (smallvec![check], Decision::from_verdicts(Basis::Store, smallvec![verdict]))
+        let checks = smallvec![check];
+        let decision = Decision::from_verdicts(Basis::Store, &checks, smallvec![verdict]);
+        (checks, decision)
     }
 
     fn lines(families: Headers, decided: Option<&(Checks, Decision)>) -> Vec<String> {

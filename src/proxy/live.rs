@@ -1,5 +1,7 @@
 //! What is served now: the snapshot with what belongs to its routes. Swapped as a whole by a reload.
 
+use std::sync::Arc;
+
 use super::upstream::{Group, ResolveError};
 use crate::config::{Config, Headers};
 use crate::metrics::{Metrics, RouteMetrics};
@@ -14,8 +16,8 @@ pub struct Live {
     pub headers: Headers,
     /// The share of requests that the access log tells.
     pub access_sample: f64,
-    upstreams: Vec<Group>,
-    counters: Vec<RouteMetrics>,
+    upstreams: Arc<[Group]>,
+    counters: Arc<[RouteMetrics]>,
 }
 
 impl Live {
@@ -30,6 +32,13 @@ impl Live {
             upstreams,
             counters,
         })
+    }
+
+    /// The same with other rules on the same routes.
+    #[must_use]
+    pub fn with_rules(&self, snapshot: Snapshot) -> Self {
+        let (upstreams, counters) = (Arc::clone(&self.upstreams), Arc::clone(&self.counters));
+        Self { snapshot, headers: self.headers, access_sample: self.access_sample, upstreams, counters }
     }
 
     /// The counters of a route.

@@ -80,22 +80,29 @@ impl MemoryStore {
             let Limit::TokenBucket(limit) = &check.limit;
             let held = shards.of(*home).recall(&check.key, now);
             let bucket = match check.demand {
-                Demand::Take => limit.refilled(held, now),
+                Demand::Take | Demand::Shadow => limit.refilled(held, now),
                 Demand::Debit => limit.refilled_for_debit(held, now),
             };
             buckets.push(bucket);
             verdicts.push(match check.demand {
-                Demand::Take => limit.judge(bucket, check.cost, now),
+                Demand::Take | Demand::Shadow => limit.judge(bucket, check.cost, now),
                 Demand::Debit => limit.state(bucket, now),
             });
         }
-        let admitted = verdicts.iter().all(|verdict| verdict.outcome == Outcome::Allowed);
+        let mut votes = checks.iter().zip(&verdicts).filter(|(check, _)| check.votes());
+        let admitted = votes.all(|(_, verdict)| verdict.outcome == Outcome::Allowed);
         for (((check, home), bucket), verdict) in checks.iter().zip(&homes).zip(buckets).zip(&mut verdicts) {
             let Limit::TokenBucket(limit) = &check.limit;
             let shard = shards.of(*home);
-            if admitted && check.cost > 0 && (check.demand == Demand::Take || bucket.is_countable()) {
+            let spends = check.cost > 0
+                && match check.demand {
+                    Demand::Take => admitted,
+                    Demand::Debit => admitted && bucket.is_countable(),
+                    Demand::Shadow => verdict.outcome == Outcome::Allowed,
+                };
+            if spends {
                 let (bucket, taken) = match check.demand {
-                    Demand::Take => limit.take(bucket, check.cost, now),
+                    Demand::Take | Demand::Shadow => limit.take(bucket, check.cost, now),
                     Demand::Debit => limit.debit(bucket, check.cost, now),
                 };
                 *verdict = taken;

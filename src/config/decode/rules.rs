@@ -1,13 +1,18 @@
-//! Rules: the default, rows, and what is not available yet.
+//! Rules: the default, rows, the database, and what is not available yet.
+
+use std::path::PathBuf;
+use std::time::Duration;
 
 use super::ON_STORE_FAILURE;
 use crate::config::fault::Placed;
 use crate::config::fields::{Reading, join, placed};
 use crate::config::yaml::{Kind, Node};
-use crate::config::{OnStoreFailure, Row, Rules};
+use crate::config::{Database, Mode, OnStoreFailure, Row, Rules, Secret, Terms};
 use crate::limit::Limit;
 use crate::limit::rate::Rate;
 use crate::limit::token_bucket::{TokenBucket, TokenBucketError};
+
+const MODES: [(&str, Mode); 3] = [("enforce", Mode::Enforce), ("shadow", Mode::Shadow), ("off", Mode::Off)];
 
 /// The rules; `rows` have been read on the way.
 pub(super) fn rules_of(
@@ -20,6 +25,7 @@ pub(super) fn rules_of(
         default: Placed { value: built_in_default(), place: root.place },
         on_store_failure: OnStoreFailure::Local,
         rows,
+        database: None,
     };
     let Some(node) = node else { return rules };
     let [default, on_store_failure, kept, named, database] =
@@ -44,7 +50,7 @@ pub(super) fn rules_of(
         );
     }
     if let Some(node) = database {
-        database_of(node, r);
+        rules.database = database_of(node, r);
     }
     // Rows with an anchor are not read on the way.
     for (index, item) in kept.map(|node| r.list(node, "rules.rows")).unwrap_or_default().iter().enumerate() {
@@ -61,13 +67,39 @@ pub(in crate::config) fn built_in_default() -> Limit {
     }
 }
 
-fn database_of(node: &Node<'_>, r: &mut Reading<'_>) {
-    let [url, refresh] = r.fields(node, "rules.database", ["url", "refresh"]);
-    refresh.map(|node| r.duration(node, "rules.database.refresh"));
-    let Some(node) = url else { return };
-    if r.text(node, "rules.database.url").is_some_and(|url| !url.is_empty()) {
-        r.fault(node.place, "rules.database.url", "rules from a database are not available in this version");
+fn database_of(node: &Node<'_>, r: &mut Reading<'_>) -> Option<Database> {
+    let [url, refresh, cache] = r.fields(node, "rules.database", ["url", "refresh", "cache"]);
+    let refresh = refresh.and_then(|node| Some(placed(node, r.duration(node, "rules.database.refresh")?)));
+    if let Some(refresh) = refresh.filter(|refresh| refresh.value.is_zero()) {
+        r.fault(refresh.place, "rules.database.refresh", "expected at least 1ms");
     }
+    let cache = cache.and_then(|node| r.name(node, "rules.database.cache"));
+    let node = url?;
+    // An empty one is no database, so that the environment may name one or none.
+    let url = r.text(node, "rules.database.url").filter(|url| !url.is_empty())?;
+    if !(url.starts_with("postgres://") || url.starts_with("postgresql://")) {
+        let message = "expected postgres://user:password@host:port/database";
+        r.fault(node.place, "rules.database.url", message);
+        return None;
+    }
+    Some(Database {
+        url: placed(node, Secret(url.into_owned())),
+        refresh: refresh.map_or(Duration::from_secs(30), |refresh| refresh.value),
+        cache: PathBuf::from(cache.as_deref().unwrap_or("rules.cache")),
+    })
+}
+
+/// Rows that stand alone: one, a list, or a mapping with `rows`.
+pub(in crate::config) fn rows_alone(root: &Node<'_>, r: &mut Reading<'_>) -> Vec<Row> {
+    let list = match &root.kind {
+        Kind::Mapping(entries) if entries.iter().any(|(key, _)| key.text == "rows") => {
+            let [rows] = r.fields(root, "", ["rows"]);
+            rows.map(|node| r.list(node, "rows")).unwrap_or_default()
+        }
+        Kind::Mapping(_) => std::slice::from_ref(root),
+        _ => r.list(root, "rows"),
+    };
+    list.iter().enumerate().filter_map(|(index, item)| row(item, index, r)).collect()
 }
 
 /// One of `rules.rows`.
@@ -84,28 +116,94 @@ pub(in crate::config) fn row(item: &Node<'_>, index: usize, r: &mut Reading<'_>)
 }
 
 fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> {
-    let [tenant, route, capacity, rate, on_store_failure] =
-        r.fields(item, field, ["tenant", "route", "capacity", "refill_per_second", "on_store_failure"]);
+    let [
+        tenant,
+        plan,
+        route,
+        capacity,
+        rate,
+        on_store_failure,
+        mode,
+        enforce_percent,
+        candidate,
+        valid_from,
+        valid_until,
+    ] = r.fields(
+        item,
+        field,
+        [
+            "tenant",
+            "plan",
+            "route",
+            "capacity",
+            "refill_per_second",
+            "on_store_failure",
+            "mode",
+            "enforce_percent",
+            "candidate",
+            "valid_from",
+            "valid_until",
+        ],
+    );
     let any = |node: &&Node<'_>| !matches!(&node.kind, Kind::Scalar { text, .. } if text == "*");
     let tenant = tenant.filter(any).map(|node| r.name(node, "tenant"));
     let route = route.filter(any).map(|node| Some(placed(node, r.name(node, "route")?)));
     let limit = limit_of(item, capacity, rate, field, r);
-    if tenant.is_none() && route.is_none() {
+    let plan_place = plan.map(|node| node.place);
+    let plan = plan.map(|node| r.name(node, "plan"));
+    if let (Some(place), Some(_)) = (plan_place, &tenant) {
+        r.fault(place, "plan", "a row is for a tenant or for a plan, not for both");
+    }
+    if tenant.is_none() && plan.is_none() && route.is_none() {
         r.fault(item.place, field, "names neither a tenant nor a route; for all of both set rules.default");
     }
     let on_store_failure =
         on_store_failure.and_then(|node| r.one_of(node, "on_store_failure", &ON_STORE_FAILURE));
+    let mode = mode.and_then(|node| r.one_of(node, "mode", &MODES)).unwrap_or_default();
+    let enforce_percent = enforce_percent.map_or(100, |node| percent_of(node, r));
+    let candidate = candidate.and_then(|node| {
+        let [capacity, rate] = r.fields(node, "candidate", ["capacity", "refill_per_second"]);
+        limit_of(node, capacity, rate, "candidate", r)
+    });
+    let valid_from = valid_from.and_then(|node| r.moment(node, "valid_from"));
+    let valid_until = valid_until.and_then(|node| Some(placed(node, r.moment(node, "valid_until")?)));
+    if let Some(until) = valid_until.filter(|until| valid_from.is_some_and(|from| from >= until.value)) {
+        r.fault(until.place, "valid_until", "expected a time after valid_from");
+    }
     // `Some(None)` is a name that was written but could not be read: such a row must not widen.
-    if tenant == Some(None) || route == Some(None) {
+    if tenant == Some(None) || plan == Some(None) || route == Some(None) {
         return None;
     }
+    let limit = limit?;
+    let terms = Terms {
+        limit: limit.value,
+        on_store_failure,
+        mode,
+        enforce_percent,
+        candidate: candidate.map(|candidate| candidate.value),
+        valid_from,
+        valid_until: valid_until.map(|until| until.value),
+    };
     Some(Row {
         place: item.place,
         tenant: tenant.flatten(),
+        plan: plan.flatten(),
         route: route.flatten(),
-        limit: limit?,
-        on_store_failure,
+        terms: Placed { value: terms, place: limit.place },
     })
+}
+
+fn percent_of(node: &Node<'_>, r: &mut Reading<'_>) -> u8 {
+    let percent = r.whole(node, "enforce_percent");
+    match percent.map(u8::try_from) {
+        Some(Ok(percent @ 0..=100)) => return percent,
+        Some(_) => {
+            let message = format!("expected a whole number from 0 to 100, got {}", node.describe());
+            r.fault(node.place, "enforce_percent", message);
+        }
+        None => {}
+    }
+    100
 }
 
 fn limit_of(

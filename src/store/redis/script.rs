@@ -50,15 +50,19 @@ impl Flight {
         let mut terms = SmallVec::<[Terms; 4]>::new();
         let positions: SmallVec<[usize; MOST_CHECKS]> =
             self.requests.iter().flatten().map(|check| position(&mut terms, Terms::of(check))).collect();
-        let arguments = 4 + self.checks * 2 + terms.len() * 6;
+        let arguments = 4 + self.checks * 2 + terms.len() * 7;
         let mut command = Cmd::with_capacity(arguments, 64 + self.checks * 64 + terms.len() * 64);
         command.arg("EVALSHA").arg(sha).arg(self.checks);
         for check in self.requests.iter().flatten() {
             command.arg(check.key.as_str());
         }
         command.arg(terms.len());
-        for Terms { cost, limit, ttl_ms } in &terms {
-            command.arg(*cost).arg(limit).arg(*ttl_ms);
+        for Terms { cost, limit, ttl_ms, demand } in &terms {
+            command.arg(*cost).arg(limit).arg(*ttl_ms).arg(match demand {
+                Demand::Take => "take",
+                Demand::Debit => "debit",
+                Demand::Shadow => "shadow",
+            });
         }
         let mut positions = positions.into_iter();
         for request in &self.requests {
@@ -93,23 +97,21 @@ impl Flight {
 /// What a check asks for, but for its key; as the script takes it.
 #[derive(PartialEq)]
 struct Terms {
-    /// In units; below 0 it is a debit.
-    cost: i64,
+    /// In units.
+    cost: u64,
     limit: [u64; 4],
     ttl_ms: u64,
+    demand: Demand,
 }
 
 impl Terms {
     fn of(check: &Check) -> Self {
         let Limit::TokenBucket(limit) = &check.limit;
-        let units = limit.units(check.cost).cast_signed();
         Self {
-            cost: match check.demand {
-                Demand::Take => units,
-                Demand::Debit => -units,
-            },
+            cost: limit.units(check.cost),
             limit: limit.script_numbers(),
             ttl_ms: limit.ttl_ms(),
+            demand: check.demand,
         }
     }
 }

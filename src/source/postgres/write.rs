@@ -1,0 +1,381 @@
+//! Changes of rules and keys, each in one transaction that tells who makes it and what it is.
+
+use serde_json::{Value, json};
+use sqlx::postgres::PgConnection;
+use sqlx::{Executor as _, PgPool, Postgres, Row as _, Transaction};
+
+use super::read::{self, Table};
+use super::{DatabaseError, pool, quoted};
+use crate::book::{Change, Holder};
+use crate::config::{Row, Secret};
+use crate::key::KeyHash;
+use crate::limit::Limit;
+
+/// Rows in one INSERT.
+const ROWS_PER_INSERT: usize = 1_000;
+
+/// Reads and changes the rules of one database.
+#[derive(Clone, Debug)]
+pub struct Writer {
+    pool: PgPool,
+}
+
+/// Who changes something, and what it is; kept with the version.
+#[derive(Clone, Debug)]
+pub struct Author<'a> {
+    /// Who.
+    pub who: &'a str,
+    /// What.
+    pub what: &'a str,
+}
+
+/// The place of one rule: a tenant or a plan, and a route; `*` is any.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address<'a> {
+    /// The table.
+    pub table: Table,
+    /// The tenant or the plan.
+    pub holder: &'a str,
+    /// The route.
+    pub route: &'a str,
+}
+
+/// One rule as the database has it.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    /// What it says.
+    pub rule: Value,
+    /// Its `ETag`.
+    pub etag: String,
+}
+
+impl Address<'_> {
+    fn column(&self) -> &'static str {
+        if self.table == Table::PlanRules { "plan" } else { "tenant_id" }
+    }
+
+    fn condition(&self) -> String {
+        format!("{} = {} AND route_id = {}", self.column(), quoted(self.holder), quoted(self.route))
+    }
+}
+
+impl Writer {
+    /// A writer to the database at `url`, which is not connected before it is needed.
+    pub fn new(url: &Secret) -> Result<Self, DatabaseError> {
+        Ok(Self { pool: pool(url, 2)? })
+    }
+
+    /// One rule.
+    pub async fn get(&self, address: &Address<'_>) -> Result<Stored, DatabaseError> {
+        let mut transaction = self.pool.begin().await?;
+        let stored = stored(&mut transaction, address, "").await?;
+        stored.ok_or_else(|| nothing_at(address))
+    }
+
+    /// All rules of the database, those of tenants before those of plans.
+    pub async fn list(&self) -> Result<Vec<Value>, DatabaseError> {
+        let mut transaction = self.pool.begin().await?;
+        let mut rules = Vec::new();
+        for (table, order) in [(Table::Rules, "tenant_id, route_id"), (Table::PlanRules, "plan, route_id")] {
+            let sql = format!("{} ORDER BY {order}", table.select());
+            for row in super::all(&mut transaction, &sql).await? {
+                rules.push(rule_json(&read::change(table, &read::raw(&row)?)?));
+            }
+        }
+        Ok(rules)
+    }
+
+    /// Adds rules, or puts them in the place of those that are there. The version that this makes; none
+    /// if nothing changes.
+    pub async fn put(
+        &self,
+        rows: &[Row],
+        if_match: Option<&str>,
+        author: &Author<'_>,
+    ) -> Result<Option<i64>, DatabaseError> {
+        let mut transaction = self.begin(author).await?;
+        if let (Some(expected), [row]) = (if_match, rows) {
+            expect(&mut transaction, &address_of(row), expected).await?;
+        }
+        let is_of_plan = |row: &&Row| row.plan.is_some();
+        for (table, rows) in [
+            (Table::Rules, rows.iter().filter(|row| !is_of_plan(row)).collect::<Vec<_>>()),
+            (Table::PlanRules, rows.iter().filter(is_of_plan).collect()),
+        ] {
+            for rows in rows.chunks(ROWS_PER_INSERT) {
+                super::run(&mut transaction, &insert(table, rows)?).await?;
+            }
+        }
+        finish(transaction).await
+    }
+
+    /// Deletes a rule. The version that this makes.
+    pub async fn delete(
+        &self,
+        address: &Address<'_>,
+        if_match: Option<&str>,
+        author: &Author<'_>,
+    ) -> Result<Option<i64>, DatabaseError> {
+        let mut transaction = self.begin(author).await?;
+        if let Some(expected) = if_match {
+            expect(&mut transaction, address, expected).await?;
+        }
+        let sql = format!("DELETE FROM {} WHERE {}", address.table.name(), address.condition());
+        let deleted = super::run(&mut transaction, &sql).await?;
+        if deleted == 0 {
+            return Err(nothing_at(address));
+        }
+        finish(transaction).await
+    }
+
+    /// The newest versions.
+    pub async fn versions(&self, most: u32) -> Result<Vec<Value>, DatabaseError> {
+        let sql = format!(
+            "SELECT version, to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), who, what,
+                    (SELECT count(*) FROM rule_changes c WHERE c.version = v.version)
+             FROM rule_versions v ORDER BY version DESC LIMIT {most}"
+        );
+        let mut connection = self.pool.acquire().await?;
+        let mut versions = Vec::new();
+        for row in super::all(&mut connection, &sql).await? {
+            versions.push(json!({
+                "version": row.try_get::<i64, _>(0)?,
+                "at": row.try_get::<String, _>(1)?,
+                "who": row.try_get::<String, _>(2)?,
+                "what": row.try_get::<Option<String>, _>(3)?,
+                "changes": row.try_get::<i64, _>(4)?,
+            }));
+        }
+        Ok(versions)
+    }
+
+    /// What is different at version `to` from version `from`, row by row.
+    pub async fn diff(&self, from: i64, to: i64) -> Result<Vec<Value>, DatabaseError> {
+        let (low, high) = (from.min(to), from.max(to));
+        let mut transaction = self.pool.begin().await?;
+        for version in [low, high] {
+            let sql = format!("SELECT 1 FROM rule_versions WHERE version = {version}");
+            if version != 0 && super::all(&mut transaction, &sql).await?.is_empty() {
+                return Err(DatabaseError::NotFound(format!("there is no version {version}")));
+            }
+        }
+        let sql = format!(
+            "SELECT source, row_id, (array_agg(before ORDER BY id))[1]::text, (array_agg(after ORDER BY id DESC))[1]::text
+             FROM rule_changes WHERE version > {low} AND version <= {high} GROUP BY source, row_id ORDER BY min(id)"
+        );
+        let mut changes = Vec::new();
+        for row in super::all(&mut transaction, &sql).await? {
+            let side = |index| -> Result<Value, DatabaseError> {
+                let text: Option<String> = row.try_get(index)?;
+                let mut value = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
+                if let Some(fields) = value.as_object_mut() {
+                    fields.retain(|name, _| !matches!(&**name, "id" | "updated_at" | "key_hash"));
+                    fields.retain(|_, value| !value.is_null());
+                }
+                Ok(value)
+            };
+            let (before, after) = if from <= to { (side(2)?, side(3)?) } else { (side(3)?, side(2)?) };
+            if before != after {
+                let (table, id): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+                changes.push(json!({ "table": table, "id": id, "before": before, "after": after }));
+            }
+        }
+        Ok(changes)
+    }
+
+    /// Puts the rules back to what they were at `version`: a version itself. None if nothing changes.
+    pub async fn rollback(&self, version: i64, author: &Author<'_>) -> Result<Option<i64>, DatabaseError> {
+        let mut transaction = self.begin(author).await?;
+        super::run(&mut transaction, &format!("SELECT tollgate_rollback({version})")).await?;
+        finish(transaction).await
+    }
+
+    /// Adds an API key by its hash; gives its id.
+    pub async fn add_key(
+        &self,
+        hash: &KeyHash,
+        tenant: &str,
+        note: Option<&str>,
+        author: &Author<'_>,
+    ) -> Result<i64, DatabaseError> {
+        let mut transaction = self.begin(author).await?;
+        let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let sql = format!(
+            "INSERT INTO api_keys (key_hash, tenant, note) VALUES (decode('{hex}', 'hex'), {}, {}) RETURNING id",
+            quoted(tenant),
+            note.map_or("NULL".into(), quoted)
+        );
+        let id = transaction.fetch_one(&*sql).await?.try_get(0)?;
+        transaction.commit().await?;
+        Ok(id)
+    }
+
+    /// Revokes an API key.
+    pub async fn revoke_key(&self, id: i64, author: &Author<'_>) -> Result<(), DatabaseError> {
+        let mut transaction = self.begin(author).await?;
+        let sql = format!("UPDATE api_keys SET revoked_at = now() WHERE id = {id} AND revoked_at IS NULL");
+        if super::run(&mut transaction, &sql).await? == 0 {
+            return Err(DatabaseError::NotFound(format!("there is no key {id} that is not revoked")));
+        }
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// All API keys, without their hashes.
+    pub async fn keys(&self) -> Result<Vec<Value>, DatabaseError> {
+        let sql = "SELECT id, tenant, note, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
+                   to_char(revoked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') FROM api_keys ORDER BY id";
+        let mut connection = self.pool.acquire().await?;
+        let mut keys = Vec::new();
+        for row in super::all(&mut connection, sql).await? {
+            keys.push(json!({
+                "id": row.try_get::<i64, _>(0)?,
+                "tenant": row.try_get::<String, _>(1)?,
+                "note": row.try_get::<Option<String>, _>(2)?,
+                "created_at": row.try_get::<String, _>(3)?,
+                "revoked_at": row.try_get::<Option<String>, _>(4)?,
+            }));
+        }
+        Ok(keys)
+    }
+
+    async fn begin(&self, author: &Author<'_>) -> Result<Transaction<'static, Postgres>, DatabaseError> {
+        let mut transaction = self.pool.begin().await?;
+        let sql = format!(
+            "SET LOCAL standard_conforming_strings = on;
+             SELECT set_config('tollgate.who', {}, true), set_config('tollgate.what', {}, true)",
+            quoted(author.who),
+            quoted(author.what)
+        );
+        super::run(&mut transaction, &sql).await?;
+        Ok(transaction)
+    }
+}
+
+/// Ends a change; the version that it has made.
+async fn finish(mut transaction: Transaction<'static, Postgres>) -> Result<Option<i64>, DatabaseError> {
+    let sql = "SELECT version FROM rule_versions WHERE xid = pg_current_xact_id_if_assigned() AND at = now()";
+    let version = super::all(&mut transaction, sql).await?.pop();
+    let version = version.map(|row| row.try_get(0)).transpose()?;
+    transaction.commit().await?;
+    Ok(version)
+}
+
+async fn stored(
+    connection: &mut PgConnection,
+    address: &Address<'_>,
+    lock: &str,
+) -> Result<Option<Stored>, DatabaseError> {
+    let sql = format!(
+        "SELECT left(md5(to_jsonb(r)::text), 16) FROM {} r WHERE {} {lock}",
+        address.table.name(),
+        address.condition()
+    );
+    let Some(row) = super::all(connection, &sql).await?.pop() else { return Ok(None) };
+    let etag: String = row.try_get(0)?;
+    let sql = format!("{} WHERE {}", address.table.select(), address.condition());
+    let row = connection.fetch_one(&*sql).await?;
+    let rule = rule_json(&read::change(address.table, &read::raw(&row)?)?);
+    Ok(Some(Stored { rule, etag }))
+}
+
+/// Fails if the rule is not the one that was read before; `*` is any, but one.
+async fn expect(
+    connection: &mut PgConnection,
+    address: &Address<'_>,
+    expected: &str,
+) -> Result<(), DatabaseError> {
+    let stored = stored(connection, address, "FOR UPDATE").await?;
+    match stored {
+        Some(stored) if expected == "*" || expected.trim_matches('"') == stored.etag => Ok(()),
+        Some(stored) => Err(DatabaseError::Changed(format!("\"{}\"", stored.etag))),
+        None => Err(DatabaseError::Changed("gone".into())),
+    }
+}
+
+fn nothing_at(address: &Address<'_>) -> DatabaseError {
+    DatabaseError::NotFound(format!(
+        "there is no rule for {} on {} in the database",
+        address.holder, address.route
+    ))
+}
+
+/// Where a row belongs.
+pub fn address_of(row: &Row) -> Address<'_> {
+    let (table, holder) = match (&row.plan, &row.tenant) {
+        (Some(plan), _) => (Table::PlanRules, &**plan),
+        (None, tenant) => (Table::Rules, tenant.as_deref().unwrap_or("*")),
+    };
+    Address { table, holder, route: row.route.as_ref().map_or("*", |route| &route.value) }
+}
+
+fn insert(table: Table, rows: &[&Row]) -> Result<String, DatabaseError> {
+    const COLUMNS: [&str; 11] = [
+        "capacity",
+        "refill_per_second",
+        "per_seconds",
+        "mode",
+        "enforce_percent",
+        "on_store_failure",
+        "candidate_capacity",
+        "candidate_refill_per_second",
+        "candidate_per_seconds",
+        "valid_from",
+        "valid_until",
+    ];
+    let holder = if table == Table::PlanRules { "plan" } else { "tenant_id" };
+    let values = rows.iter().map(|row| values(row)).collect::<Result<Vec<_>, _>>()?;
+    let updates: Vec<String> = COLUMNS.iter().map(|name| format!("{name} = EXCLUDED.{name}")).collect();
+    Ok(format!(
+        "INSERT INTO {} ({holder}, route_id, {}) VALUES {} ON CONFLICT ({holder}, route_id) DO UPDATE SET {}",
+        table.name(),
+        COLUMNS.join(", "),
+        values.join(", "),
+        updates.join(", ")
+    ))
+}
+
+fn values(row: &Row) -> Result<String, DatabaseError> {
+    let terms = &row.terms.value;
+    let address = address_of(row);
+    let numbers = |Limit::TokenBucket(limit): &Limit| {
+        let (tokens, seconds) = limit.rate().per_seconds().ok_or_else(|| {
+            DatabaseError::Invalid(format!(
+                "the rate of {} cannot be written in whole seconds",
+                address.holder
+            ))
+        })?;
+        Ok::<_, DatabaseError>(format!("{}, {tokens}, {seconds}", limit.capacity()))
+    };
+    let moment = |moment: Option<crate::clock::Timestamp>| {
+        moment.map_or("NULL".into(), |moment| quoted(&moment.to_rfc3339()))
+    };
+    Ok(format!(
+        "({}, {}, {}, {}, {}, {}, {}, {}, {})",
+        quoted(address.holder),
+        quoted(address.route),
+        numbers(&terms.limit)?,
+        quoted(terms.mode.label()),
+        terms.enforce_percent,
+        terms.on_store_failure.map_or("NULL".into(), |word| quoted(word.label())),
+        terms.candidate.as_ref().map_or(Ok("NULL, NULL, 1".into()), numbers)?,
+        moment(terms.valid_from),
+        moment(terms.valid_until),
+    ))
+}
+
+/// A rule as the API and the command line show it: as a row of the configuration is written.
+fn rule_json(change: &Change) -> Value {
+    let Change::Row(_, Some(row)) = change else { return Value::Null };
+    let mut rule = match &row.holder {
+        Holder::Plan(plan) => json!({ "plan": plan }),
+        Holder::Tenant(tenant) => json!({ "tenant": tenant }),
+        Holder::Anyone => json!({ "tenant": "*" }),
+    };
+    rule["route"] = row.route.as_deref().unwrap_or("*").into();
+    match &row.terms {
+        Ok(terms) => crate::source::describe(terms, &mut rule),
+        Err(reason) => rule["fault"] = (**reason).into(),
+    }
+    rule
+}
