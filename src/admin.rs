@@ -1,7 +1,8 @@
-//! The admin listener: metrics, health, status, reload. On loopback by default; writes need the
+//! The admin listener: metrics, health, status, reload, rules. On loopback by default; writes need the
 //! bearer token.
 
 mod page;
+mod rules;
 
 use std::sync::Arc;
 
@@ -50,6 +51,7 @@ impl ServeHttp for Admin {
         let path = request.uri.path().to_owned();
         let authorized = self.authorized(request.headers.get(header::AUTHORIZATION));
         let mut response = match (&method, path.as_str()) {
+            (_, path) if rules::takes(path) => rules::answer(self, session).await,
             (&Method::GET | &Method::HEAD, path) => self.read(path),
             (&Method::POST, "/-/reload") => match authorized {
                 Ok(()) => self.reload().await,

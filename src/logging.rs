@@ -49,6 +49,7 @@ fn targets(level: Level) -> Targets {
         .with_default(LevelFilter::WARN.min(own))
         .with_target("tollgate", own)
         .with_target("access", LevelFilter::INFO)
+        .with_target("audit", LevelFilter::INFO)
         .with_target("pingora_core", frame)
         .with_target("pingora_proxy", frame)
 }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::book::Book;
 use crate::config::fault::Fault;
-use crate::config::{self, Config, Mode, Terms, env};
+use crate::config::{self, Config, Mode, Row, Terms, env};
 use crate::limit::Limit;
 use crate::snapshot::Snapshot;
 use crate::store::redis::RedisStore;
@@ -43,6 +43,21 @@ pub fn load_again(
     }
     let (_, snapshot) = build(served, faults, book, revision)?;
     config.map(|config| (config, snapshot)).ok_or_else(Vec::new)
+}
+
+/// The row that a JSON object says, read like one of a configuration, so that the same is right here and
+/// there.
+///
+/// # Errors
+/// Every fault, as one text.
+pub fn row_from_json(row: &Value) -> Result<Row, String> {
+    match config::read_rows(&row.to_string(), &|_| None) {
+        Ok(rows) => rows.into_iter().next().ok_or_else(|| "expected one row".into()),
+        Err(faults) => {
+            let faults = faults.iter().map(|fault| format!("{}: {}", fault.field, fault.message));
+            Err(faults.collect::<Vec<_>>().join("; ").replace("rules.rows[0].", ""))
+        }
+    }
 }
 
 /// Writes terms into the fields of a row, as they are written in a configuration: what is as it is by

@@ -4,16 +4,21 @@
 pub mod client;
 pub mod fault_proxy;
 pub mod gateway;
+pub mod postgres;
 pub mod redis;
 pub mod upstream;
 
+use std::collections::HashMap;
 use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 pub use client::{Connection, Response, get};
 pub use fault_proxy::FaultProxy;
 pub use gateway::Gateway;
+pub use postgres::Postgres;
 pub use redis::Redis;
 pub use upstream::Upstream;
 
@@ -27,6 +32,22 @@ pub fn free_port() -> u16 {
             return port;
         }
     }
+}
+
+/// Whether a Docker engine answers and has the image. Asked once for each.
+pub fn docker_has(image: &'static str) -> bool {
+    static ANSWERS: Mutex<Option<HashMap<&str, bool>>> = Mutex::new(None);
+    *ANSWERS.lock().unwrap().get_or_insert_default().entry(image).or_insert_with(|| {
+        let has = std::env::var("TOLLGATE_TEST_DOCKER").as_deref() != Ok("0")
+            && Command::new("docker")
+                .args(["image", "inspect", image])
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .status()
+                .is_ok_and(|status| status.success());
+        eprintln!("{image}: {}", if has { "Testcontainers" } else { "processes" });
+        has
+    })
 }
 
 /// Waits until something holds, for 20 s at most.

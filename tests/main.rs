@@ -23,6 +23,7 @@ mod faults;
 mod harness;
 mod lifecycle;
 mod outage;
+mod rules;
 mod simulation;
 mod tidy;
 mod twins;

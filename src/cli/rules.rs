@@ -234,12 +234,8 @@ impl Set {
         if let Some(fields) = row.as_object_mut() {
             fields.retain(|_, value| !value.is_null());
         }
-        let rows = config::read_rows(&row.to_string(), &|_| None).map_err(|faults| {
-            let faults: Vec<String> =
-                faults.iter().map(|fault| format!("{}: {}", fault.field, fault.message)).collect();
-            anyhow::anyhow!("{}", faults.join("\n").replace("rules.rows[0].", ""))
-        })?;
-        Ok(rows)
+        let row = source::row_from_json(&row).map_err(anyhow::Error::msg)?;
+        Ok(vec![row])
     }
 }
 

@@ -12,8 +12,8 @@ pub mod write;
 use std::str::FromStr as _;
 use std::time::Duration;
 
-use sqlx::Executor as _;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgDatabaseError, PgPool, PgPoolOptions, PgRow};
+use sqlx::{ConnectOptions as _, Executor as _};
 use thiserror::Error;
 
 pub(super) use self::read::columns;
@@ -77,7 +77,8 @@ fn options(url: &Secret) -> Result<PgConnectOptions, DatabaseError> {
     let options =
         PgConnectOptions::from_str(&url.0).map_err(|error| DatabaseError::Address(error.to_string()))?;
     // A pooler refuses parameters that it does not know.
-    Ok(options.application_name("tollgate").extra_float_digits(None).statement_cache_capacity(0))
+    let options = options.application_name("tollgate").extra_float_digits(None).statement_cache_capacity(0);
+    Ok(options.disable_statement_logging())
 }
 
 /// A pool of at most `most` connections, none of which exists before it is needed. To be made where a

@@ -75,6 +75,16 @@ impl Connection {
         self.try_response(method == "HEAD").expect("a response")
     }
 
+    /// Sends a request to the admin listener, with headers and a body.
+    #[track_caller]
+    pub fn admin(&mut self, method: &str, path: &str, headers: &str, body: &str) -> Response {
+        let length = body.len();
+        self.send(format!(
+            "{method} {path} HTTP/1.1\r\nHost: admin\r\nContent-Length: {length}\r\n{headers}\r\n{body}"
+        ));
+        self.response()
+    }
+
     /// Whether the other side closes within `wait`.
     pub fn closes_within(&mut self, wait: Duration) -> bool {
         self.reader.get_ref().set_read_timeout(Some(wait)).unwrap();

@@ -2,13 +2,12 @@
 //! that image, else a `redis-server` process. Both on a port of their own, both gone with the test.
 
 use std::process::{Child, Command, Stdio};
-use std::sync::OnceLock;
 
 use testcontainers::core::{IntoContainerPort as _, WaitFor};
 use testcontainers::runners::SyncRunner as _;
 use testcontainers::{Container, GenericImage};
 
-use super::{eventually, free_port};
+use super::{docker_has, eventually, free_port};
 
 pub struct Redis {
     pub port: u16,
@@ -22,7 +21,7 @@ enum Server {
 
 impl Redis {
     pub fn start() -> Self {
-        if docker_has_redis() { Self::container() } else { Self::process() }
+        if docker_has("redis:7") { Self::container() } else { Self::process() }
     }
 
     fn container() -> Self {
@@ -125,20 +124,4 @@ fn spawn(port: u16, folder: &std::path::Path, arguments: &[&str]) -> Child {
         .stdout(Stdio::null())
         .spawn()
         .expect("redis-server is installed (./test installs it)")
-}
-
-/// Whether a Docker engine answers and has the image. Asked once.
-fn docker_has_redis() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| {
-        let has = std::env::var("TOLLGATE_TEST_DOCKER").as_deref() != Ok("0")
-            && Command::new("docker")
-                .args(["image", "inspect", "redis:7"])
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .status()
-                .is_ok_and(|status| status.success());
-        eprintln!("tests use {}", if has { "Testcontainers (redis:7)" } else { "redis-server processes" });
-        has
-    })
 }

@@ -99,11 +99,22 @@ pub(in crate::config) fn rows_alone(root: &Node<'_>, r: &mut Reading<'_>) -> Vec
         Kind::Mapping(_) => std::slice::from_ref(root),
         _ => r.list(root, "rows"),
     };
-    list.iter().enumerate().filter_map(|(index, item)| row(item, index, r)).collect()
+    list.iter().enumerate().filter_map(|(index, item)| row_alone(item, index, r)).collect()
 }
 
 /// One of `rules.rows`.
 pub(in crate::config) fn row(item: &Node<'_>, index: usize, r: &mut Reading<'_>) -> Option<Row> {
+    let row = row_alone(item, index, r)?;
+    if row.tenant.is_none() && row.plan.is_none() && row.route.is_none() {
+        let message = "names neither a tenant nor a route; for all of both set rules.default";
+        r.fault(item.place, &format!("rules.rows[{index}]"), message);
+        return None;
+    }
+    Some(row)
+}
+
+/// A row; for any tenant on any route as well, which is the default of a database.
+fn row_alone(item: &Node<'_>, index: usize, r: &mut Reading<'_>) -> Option<Row> {
     // The path of a row is only needed for a fault; with 500,000 rows its text would cost more than
     // the row itself, so a row without faults is read with a short one.
     let before = r.faults.len();
@@ -153,9 +164,6 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
     let plan = plan.map(|node| r.name(node, "plan"));
     if let (Some(place), Some(_)) = (plan_place, &tenant) {
         r.fault(place, "plan", "a row is for a tenant or for a plan, not for both");
-    }
-    if tenant.is_none() && plan.is_none() && route.is_none() {
-        r.fault(item.place, field, "names neither a tenant nor a route; for all of both set rules.default");
     }
     let on_store_failure =
         on_store_failure.and_then(|node| r.one_of(node, "on_store_failure", &ON_STORE_FAILURE));

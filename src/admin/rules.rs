@@ -1,0 +1,375 @@
+//! `/api/v1/rules`, `/api/v1/plan-rules` and `/api/v1/versions`: what holds, and changes of what the
+//! database says.
+
+use std::borrow::Cow;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use percent_encoding::percent_decode_str;
+use pingora::protocols::http::ServerSession;
+use serde_json::{Value, json};
+
+use super::{Admin, json_response};
+use crate::book::{Holder, RowId};
+use crate::clock::Timestamp;
+use crate::config::{self, Mode, Row};
+use crate::proxy::Live;
+use crate::snapshot::rules::{Entry, Held, Origin};
+use crate::source;
+use crate::source::postgres::write::{Address, Author, Writer};
+use crate::source::postgres::{DatabaseError, Table};
+
+/// Rules on one page, unless `limit` says otherwise; and the most it can say.
+const PAGE: usize = 1_000;
+const LARGEST_PAGE: usize = 10_000;
+
+/// The largest body that is read.
+const LARGEST_BODY: usize = 64 << 20;
+
+/// A request that this part answers.
+struct Call<'a> {
+    method: Method,
+    segments: Vec<Cow<'a, str>>,
+    query: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    headers: HeaderMap,
+    who: String,
+}
+
+/// Whether this part answers `path`.
+pub(super) fn takes(path: &str) -> bool {
+    ["/api/v1/rules", "/api/v1/plan-rules", "/api/v1/versions"]
+        .iter()
+        .any(|root| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/')))
+}
+
+/// Answers.
+pub(super) async fn answer(admin: &Admin, session: &mut ServerSession) -> Response<Vec<u8>> {
+    let request = session.req_header();
+    let (uri, method, headers) = (request.uri.clone(), request.method.clone(), request.headers.clone());
+    let reads = matches!(method, Method::GET | Method::HEAD);
+    if !reads && let Err(refusal) = admin.authorized(headers.get(header::AUTHORIZATION)) {
+        return *refusal;
+    }
+    let client = session.client_addr().map(ToString::to_string).unwrap_or_default();
+    let path = uri.path().trim_start_matches("/api/v1/");
+    let call = Call {
+        method,
+        segments: path.split('/').map(|segment| percent_decode_str(segment).decode_utf8_lossy()).collect(),
+        query: form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect(),
+        headers,
+        who: format!("admin API, {client}"),
+    };
+    let body = if reads { Ok(Vec::new()) } else { body(session).await };
+    let answer = match body {
+        Ok(body) => call.answer(admin, &body).await,
+        Err(error) => Err(error),
+    };
+    answer.unwrap_or_else(ApiError::response)
+}
+
+/// Why there is no answer.
+enum ApiError {
+    Database(DatabaseError),
+    /// The status, and what to say.
+    Other(StatusCode, String),
+}
+
+impl From<DatabaseError> for ApiError {
+    fn from(error: DatabaseError) -> Self {
+        Self::Database(error)
+    }
+}
+
+impl ApiError {
+    fn bad(message: impl Into<String>) -> Self {
+        Self::Other(StatusCode::UNPROCESSABLE_ENTITY, message.into())
+    }
+
+    fn response(self) -> Response<Vec<u8>> {
+        let (status, message) = match self {
+            Self::Other(status, message) => (status, message),
+            Self::Database(error) => {
+                let status = match error {
+                    DatabaseError::NotFound(_) => StatusCode::NOT_FOUND,
+                    DatabaseError::Changed(_) => StatusCode::PRECONDITION_FAILED,
+                    DatabaseError::Invalid(_) => StatusCode::UNPROCESSABLE_ENTITY,
+                    DatabaseError::Address(_)
+                    | DatabaseError::NotMigrated(_)
+                    | DatabaseError::Failed(_)
+                    | DatabaseError::Late(_) => StatusCode::SERVICE_UNAVAILABLE,
+                };
+                (status, error.to_string())
+            }
+        };
+        json_response(status, &json!({ "error": message }))
+    }
+}
+
+type Answer = Result<Response<Vec<u8>>, ApiError>;
+
+impl Call<'_> {
+    async fn answer(&self, admin: &Admin, body: &[u8]) -> Answer {
+        let segments: Vec<&str> = self.segments.iter().map(|segment| &**segment).collect();
+        let method = if self.method == Method::HEAD { &Method::GET } else { &self.method };
+        match (method, &segments[..]) {
+            (&Method::GET, ["rules"]) => self.list(admin),
+            (&Method::GET, ["rules", "export"]) => self.export(admin).await,
+            (&Method::POST, ["rules", "import"]) => self.import(admin, body).await,
+            (&Method::GET, ["versions"]) => {
+                let most: u32 = self.number("limit")?.unwrap_or(50);
+                let versions = writer(admin)?.versions(most.clamp(1, 10_000)).await?;
+                Ok(json_response(StatusCode::OK, &json!({ "versions": versions })))
+            }
+            (&Method::GET, ["versions", "diff"]) => {
+                let side = |name: &str| -> Result<i64, ApiError> {
+                    let number = self.number(name)?;
+                    number.ok_or_else(|| ApiError::bad(format!("{name}: expected the number of a version")))
+                };
+                let changes = writer(admin)?.diff(side("from")?, side("to")?).await?;
+                Ok(json_response(StatusCode::OK, &json!({ "changes": changes })))
+            }
+            (&Method::POST, ["versions", version, "rollback"]) => {
+                let version =
+                    version.parse().map_err(|_| ApiError::bad("expected the number of a version"))?;
+                let what = format!("rollback to {version}");
+                let made = writer(admin)?.rollback(version, &self.author(&what)).await?;
+                Ok(self.done(&what, made))
+            }
+            (_, [table @ ("rules" | "plan-rules"), holder, route]) => {
+                let table = if *table == "rules" { Table::Rules } else { Table::PlanRules };
+                self.one(admin, &Address { table, holder, route }, body).await
+            }
+            (_, ["rules" | "versions"] | ["rules", "export"] | ["versions", "diff"]) => {
+                Err(ApiError::Other(StatusCode::METHOD_NOT_ALLOWED, "use GET".into()))
+            }
+            (_, ["rules", "import"] | ["versions", _, "rollback"]) => {
+                Err(ApiError::Other(StatusCode::METHOD_NOT_ALLOWED, "use POST".into()))
+            }
+            _ => Err(ApiError::Other(StatusCode::NOT_FOUND, "not found".into())),
+        }
+    }
+
+    /// One rule of the database: GET, PUT, DELETE.
+    async fn one(&self, admin: &Admin, address: &Address<'_>, body: &[u8]) -> Answer {
+        let writer = writer(admin)?;
+        let what = format!("{} {} {} {}", self.method, address.table.name(), address.holder, address.route);
+        let if_match = self.headers.get(header::IF_MATCH).map(|value| value.to_str()).transpose();
+        let if_match = if_match.map_err(|_| ApiError::bad("If-Match: expected an ETag"))?;
+        match self.method {
+            Method::GET | Method::HEAD => {}
+            Method::PUT => {
+                let made = writer.put(&[row(address, body)?], if_match, &self.author(&what)).await?;
+                self.done(&what, made);
+            }
+            Method::DELETE => {
+                let made = writer.delete(address, if_match, &self.author(&what)).await?;
+                return Ok(self.done(&what, made));
+            }
+            _ => {
+                let message = "use GET, PUT or DELETE".into();
+                return Err(ApiError::Other(StatusCode::METHOD_NOT_ALLOWED, message));
+            }
+        }
+        let stored = writer.get(address).await?;
+        let mut response = json_response(StatusCode::OK, &stored.rule);
+        if let Ok(etag) = HeaderValue::from_str(&format!("\"{}\"", stored.etag)) {
+            response.headers_mut().insert(header::ETAG, etag);
+        }
+        Ok(response)
+    }
+
+    async fn export(&self, admin: &Admin) -> Answer {
+        let rules = writer(admin)?.list().await?;
+        Ok(json_response(StatusCode::OK, &json!({ "rows": rules })))
+    }
+
+    async fn import(&self, admin: &Admin, body: &[u8]) -> Answer {
+        let text = std::str::from_utf8(body).map_err(|_| ApiError::bad("expected UTF-8 text"))?;
+        let rows = config::read_rows(text, &|_| None).map_err(|faults| {
+            let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+            ApiError::bad(faults.join("; "))
+        })?;
+        let what = format!("import of {} rows", rows.len());
+        let made = writer(admin)?.put(&rows, None, &self.author(&what)).await?;
+        Ok(self.done(&what, made))
+    }
+
+    fn author<'a>(&'a self, what: &'a str) -> Author<'a> {
+        Author { who: &self.who, what }
+    }
+
+    /// Tells what was done, in the answer and in the log.
+    fn done(&self, what: &str, version: Option<i64>) -> Response<Vec<u8>> {
+        tracing::info!(target: "audit", who = self.who, what, version, "rules changed");
+        json_response(StatusCode::OK, &json!({ "version": version }))
+    }
+
+    /// What this gateway serves, and what it skips.
+    fn list(&self, admin: &Admin) -> Answer {
+        let limit = self.number("limit")?.unwrap_or(PAGE).clamp(1, LARGEST_PAGE);
+        let offset: usize = self.number("offset")?.unwrap_or(0);
+        let live = admin.live.load_full();
+        let listing = Listing { live: &live, now: admin.clock.now(), call: self };
+        let end = offset.saturating_add(limit);
+        let mut rules = listing.rules(end.saturating_add(1));
+        let next = (rules.len() > end).then_some(end);
+        rules.truncate(end);
+        let rules = rules.split_off(offset.min(rules.len()));
+        let skipped = live.snapshot.skipped.values().take(LARGEST_PAGE).map(|skipped| {
+            let mut row = origin(Origin::Database(skipped.id));
+            name_holder(&mut row, &skipped.holder);
+            row["route"] = skipped.route.as_deref().unwrap_or("*").into();
+            row["reason"] = (*skipped.reason).into();
+            row
+        });
+        Ok(json_response(
+            StatusCode::OK,
+            &json!({
+                "revision": live.snapshot.revision,
+                "rules": rules,
+                "next_offset": next,
+                "skipped": skipped.collect::<Vec<_>>(),
+            }),
+        ))
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        self.query.iter().find(|(key, _)| key == name).map(|(_, value)| &**value)
+    }
+
+    fn number<T: FromStr>(&self, name: &str) -> Result<Option<T>, ApiError> {
+        let parse = |text: &str| {
+            text.parse().map_err(|_| ApiError::bad(format!("{name}: expected a whole number, got `{text}`")))
+        };
+        self.text(name).map(parse).transpose()
+    }
+}
+
+/// The rules of a snapshot, in the order of the alphabet.
+struct Listing<'a> {
+    live: &'a Arc<Live>,
+    now: Timestamp,
+    call: &'a Call<'a>,
+}
+
+impl Listing<'_> {
+    /// At most `most` rules that the call asks for.
+    fn rules(&self, most: usize) -> Vec<Value> {
+        let (default, anyone, plans, tenants) = self.live.snapshot.rules.all();
+        let mut rules = Vec::new();
+        let (tenant, plan) = (self.call.text("tenant"), self.call.text("plan"));
+        if plan.is_none() && tenant.is_none_or(|tenant| tenant == "*") {
+            self.held(&Holder::Anyone, anyone, &mut rules);
+            if self.call.text("route").is_none_or(|route| route == "*") {
+                rules.push(rule(&Holder::Anyone, "*", default, true));
+            }
+        }
+        let mut plans: Vec<_> =
+            plans.filter(|(name, _)| tenant.is_none() && plan.is_none_or(|plan| plan == &***name)).collect();
+        plans.sort_by_key(|(name, _)| *name);
+        for (name, held) in plans {
+            self.held(&Holder::Plan(Arc::clone(name)), held, &mut rules);
+        }
+        let mut tenants: Vec<_> = tenants
+            .filter(|(name, _)| plan.is_none() && tenant.is_none_or(|tenant| tenant == &***name))
+            .collect();
+        tenants.sort_by_key(|(name, _)| *name);
+        for (name, tenant) in tenants {
+            if rules.len() >= most {
+                break;
+            }
+            self.held(&Holder::Tenant(Arc::clone(name)), &tenant.own, &mut rules);
+        }
+        rules
+    }
+
+    fn held(&self, holder: &Holder, held: &Held, rules: &mut Vec<Value>) {
+        let mut before = None;
+        for (route, entry) in held.all() {
+            let id = route.map_or("*", |route| &self.live.snapshot.routes.get(route).id);
+            // The first one in its time is the one in force; those behind it wait.
+            let in_front = before != Some(*route) && entry.terms.are_valid(self.now);
+            if in_front {
+                before = Some(*route);
+            }
+            if self.call.text("route").is_none_or(|route| route == id) {
+                rules.push(rule(holder, id, entry, in_front && entry.terms.mode != Mode::Off));
+            }
+        }
+    }
+}
+
+fn rule(holder: &Holder, route: &str, entry: &Entry, active: bool) -> Value {
+    let mut rule = json!({});
+    name_holder(&mut rule, holder);
+    rule["route"] = route.into();
+    source::describe(&entry.terms, &mut rule);
+    rule["active"] = active.into();
+    rule["hits"] = entry.hits().into();
+    if let (Some(rule), Value::Object(origin)) = (rule.as_object_mut(), origin(entry.origin)) {
+        rule.extend(origin);
+    }
+    rule
+}
+
+/// Where a rule comes from.
+fn origin(origin: Origin) -> Value {
+    match origin {
+        Origin::Default => json!({ "origin": "default" }),
+        Origin::File(place) => json!({ "origin": "file", "place": place.to_string() }),
+        Origin::Database(RowId::Rule(id)) => {
+            json!({ "origin": "database", "table": "rate_limit_rule", "id": id })
+        }
+        Origin::Database(RowId::Plan(id)) => json!({ "origin": "database", "table": "plan_rules", "id": id }),
+    }
+}
+
+fn name_holder(rule: &mut Value, holder: &Holder) {
+    match holder {
+        Holder::Tenant(name) => rule["tenant"] = (**name).into(),
+        Holder::Plan(name) => rule["plan"] = (**name).into(),
+        Holder::Anyone => rule["tenant"] = "*".into(),
+    }
+}
+
+fn writer(admin: &Admin) -> Result<Writer, ApiError> {
+    let Some(settings) = admin.reloader.database_settings() else {
+        let message = "rules.database.url is not set: rules come from the file alone";
+        return Err(ApiError::Other(StatusCode::CONFLICT, message.into()));
+    };
+    Ok(Writer::new(&settings.url.value)?)
+}
+
+/// The row that a body says for the rule at `address`.
+fn row(address: &Address<'_>, body: &[u8]) -> Result<Row, ApiError> {
+    let mut row: Value =
+        serde_json::from_slice(body).map_err(|error| ApiError::bad(format!("not JSON: {error}")))?;
+    let Some(fields) = row.as_object_mut() else {
+        return Err(ApiError::bad(
+            "expected an object such as {\"capacity\": 200, \"refill_per_second\": 100}",
+        ));
+    };
+    let holder = if address.table == Table::Rules { "tenant" } else { "plan" };
+    for (name, value) in [(holder, address.holder), ("route", address.route)] {
+        if fields.get(name).is_some_and(|given| given != value) {
+            return Err(ApiError::bad(format!("{name}: is not the one of the address, `{value}`")));
+        }
+        fields.insert(name.into(), value.into());
+    }
+    source::row_from_json(&row).map_err(ApiError::bad)
+}
+
+async fn body(session: &mut ServerSession) -> Result<Vec<u8>, ApiError> {
+    let mut body = Vec::new();
+    while let Some(chunk) =
+        session.read_request_body().await.map_err(|error| ApiError::bad(error.to_string()))?
+    {
+        if body.len() + chunk.len() > LARGEST_BODY {
+            let message = format!("expected at most {LARGEST_BODY} bytes");
+            return Err(ApiError::Other(StatusCode::PAYLOAD_TOO_LARGE, message));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
