@@ -7,6 +7,7 @@ pub mod gateway;
 pub mod postgres;
 pub mod redis;
 pub mod upstream;
+pub mod world;
 
 use std::collections::HashMap;
 use std::net::TcpListener;
