@@ -117,7 +117,7 @@ END $$;
 
 -- Per statement, not per row: half a million rows in one INSERT are one. What changes nothing is no
 -- change. SECURITY DEFINER, so that whoever may write a rule need not be allowed to write history.
-CREATE FUNCTION tollgate_log() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+CREATE FUNCTION tollgate_log() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
         IF EXISTS (SELECT FROM new_rows) THEN
@@ -145,12 +145,18 @@ BEGIN
     RETURN NULL;
 END $$;
 
+-- Whoever fires a trigger need not be allowed to call its function; and nobody's temporary tables stand
+-- in the place of these.
+REVOKE EXECUTE ON FUNCTION tollgate_log(), tollgate_version(), tollgate_touch() FROM PUBLIC;
+
 DO $$
 DECLARE
     name text;
 BEGIN
+    EXECUTE format('ALTER FUNCTION tollgate_log() SET search_path = %I, pg_temp', current_schema());
     FOREACH name IN ARRAY ARRAY['rate_limit_rule', 'plan_rules', 'tenants', 'api_keys'] LOOP
-        EXECUTE format('CREATE TRIGGER touch BEFORE UPDATE ON %I FOR EACH ROW EXECUTE FUNCTION tollgate_touch()', name);
+        EXECUTE format('CREATE TRIGGER touch BEFORE UPDATE ON %I FOR EACH ROW
+                        WHEN (OLD.* IS DISTINCT FROM NEW.*) EXECUTE FUNCTION tollgate_touch()', name);
         EXECUTE format('CREATE TRIGGER log_insert AFTER INSERT ON %I REFERENCING NEW TABLE AS new_rows
                         FOR EACH STATEMENT EXECUTE FUNCTION tollgate_log()', name);
         EXECUTE format('CREATE TRIGGER log_update AFTER UPDATE ON %I REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows
@@ -168,7 +174,9 @@ END $$;
 CREATE FUNCTION tollgate_rollback(target bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     name text;
+    fields text[];
     columns text;
+    highest bigint;
 BEGIN
     IF target <> 0 AND NOT EXISTS (SELECT FROM rule_versions WHERE version = target) THEN
         RAISE EXCEPTION 'there is no version %', target USING ERRCODE = 'no_data_found';
@@ -180,17 +188,27 @@ BEGIN
     FOREACH name IN ARRAY ARRAY['rate_limit_rule', 'plan_rules'] LOOP
         -- What a row was before the first change after the target is what it was at the target.
         CREATE TEMP TABLE tollgate_then ON COMMIT DROP AS
-            SELECT DISTINCT ON (row_id) row_id::bigint AS id, before FROM rule_changes
-            WHERE source = name AND version > target ORDER BY row_id, rule_changes.id;
-        SELECT string_agg(format('%I', attname), ', ' ORDER BY attnum) INTO columns
-        FROM pg_attribute WHERE attrelid = name::regclass AND attnum > 0 AND NOT attisdropped;
+            SELECT id, before, (SELECT array_agg(k ORDER BY k) FROM jsonb_object_keys(before) k) AS fields
+            FROM (SELECT DISTINCT ON (row_id) row_id::bigint AS id, before FROM rule_changes
+                  WHERE source = name AND version > target ORDER BY row_id, rule_changes.id) first;
         -- First all that differs goes, then all comes that was: two rows may have changed places.
         EXECUTE format('DELETE FROM %I r USING tollgate_then t WHERE r.id = t.id
                         AND to_jsonb(r) - ''updated_at'' IS DISTINCT FROM t.before - ''updated_at''', name);
-        EXECUTE format('INSERT INTO %I (%s) OVERRIDING SYSTEM VALUE
-                        SELECT (jsonb_populate_record(NULL::%I, t.before)).* FROM tollgate_then t
-                        WHERE t.before IS NOT NULL ON CONFLICT (id) DO NOTHING', name, columns, name);
+        -- A row from before a column was added has the default of that column.
+        FOR fields IN SELECT DISTINCT t.fields FROM tollgate_then t WHERE t.before IS NOT NULL LOOP
+            SELECT string_agg(format('%I', attname), ', ' ORDER BY attnum) INTO columns FROM pg_attribute
+            WHERE attrelid = name::regclass AND attnum > 0 AND NOT attisdropped AND attname::text = ANY (fields);
+            EXECUTE format('INSERT INTO %I (%s) OVERRIDING SYSTEM VALUE
+                            SELECT %s FROM (SELECT (jsonb_populate_record(NULL::%I, t.before)).* FROM tollgate_then t
+                                            WHERE t.fields = $1) r
+                            ON CONFLICT (id) DO NOTHING', name, columns, columns, name) USING fields;
+        END LOOP;
         DROP TABLE tollgate_then;
+        -- A sequence that was restarted must not give out a number that has come back.
+        EXECUTE format('SELECT max(id) FROM %I', name) INTO highest;
+        IF highest > coalesce(pg_sequence_last_value(pg_get_serial_sequence(name, 'id')::regclass), 0) THEN
+            PERFORM setval(pg_get_serial_sequence(name, 'id'), highest);
+        END IF;
     END LOOP;
     RETURN (SELECT version FROM rule_versions WHERE xid = pg_current_xact_id() AND at = now());
 END $$;

@@ -4,7 +4,7 @@
 mod page;
 mod rules;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
@@ -19,6 +19,7 @@ use crate::limiter::Limiter;
 use crate::metrics::Metrics;
 use crate::proxy::Live;
 use crate::reload::Reloader;
+use crate::source::postgres::write::Writer;
 use crate::store::memory::MemoryStore;
 
 /// Serves the admin listener.
@@ -41,6 +42,8 @@ pub struct Admin {
     pub draining: Arc<std::sync::atomic::AtomicBool>,
     /// What time it is.
     pub clock: Arc<dyn Clock>,
+    /// Changes the rules of the database; made when it is first needed.
+    pub writer: OnceLock<Writer>,
 }
 
 #[async_trait]
@@ -91,6 +94,10 @@ impl Admin {
     fn ready(&self) -> Response<Vec<u8>> {
         if self.draining.load(std::sync::atomic::Ordering::Relaxed) {
             return text(StatusCode::SERVICE_UNAVAILABLE, "shutting down\n");
+        }
+        if !self.reloader.has_keys() {
+            let why = "keys are looked up, and no database has told any yet\n";
+            return text(StatusCode::SERVICE_UNAVAILABLE, why);
         }
         let state =
             if self.limiter.store_is_up() { "ready\n" } else { "ready, degraded: the store is down\n" };

@@ -110,6 +110,9 @@ impl Book {
             return Arc::clone(known);
         }
         let name: Arc<str> = name.into();
+        if self.interned.names.len() == self.interned.names.capacity() {
+            self.interned.names.retain(|name| Arc::strong_count(name) > 1);
+        }
         self.interned.names.insert(Arc::clone(&name));
         name
     }
@@ -118,6 +121,10 @@ impl Book {
     fn terms(&mut self, terms: &Arc<Terms>) -> Arc<Terms> {
         if let Some(known) = self.interned.terms.get(terms) {
             return Arc::clone(known);
+        }
+        // What no row has any more is let go where a set would have to grow.
+        if self.interned.terms.len() == self.interned.terms.capacity() {
+            self.interned.terms.retain(|terms| Arc::strong_count(terms) > 1);
         }
         self.interned.terms.insert(Arc::clone(terms));
         Arc::clone(terms)
@@ -150,12 +157,6 @@ impl Book {
             }
             Change::Key(id, key) => Change::Key(*id, replace(&mut self.keys, *id, key.clone())),
         }
-    }
-
-    /// Forgets names and terms that no row has any more.
-    pub fn tidy(&mut self) {
-        self.interned.names.retain(|name| Arc::strong_count(name) > 1);
-        self.interned.terms.retain(|terms| Arc::strong_count(terms) > 1);
     }
 }
 

@@ -28,6 +28,8 @@ pub struct Reloader {
     metrics: Metrics,
     /// What the database says. Held during a reload: one at a time.
     book: Mutex<Book>,
+    /// What was served before, until no request holds it any more.
+    retired: Mutex<Vec<Arc<Live>>>,
     database: database::State,
     /// Why the last one was rejected. Never held for long: the admin listener reads it.
     last_error: Mutex<Option<String>>,
@@ -89,6 +91,7 @@ impl Reloader {
             log_level,
             metrics,
             book: Mutex::default(),
+            retired: Mutex::default(),
             last_error: Mutex::default(),
             needs_restart: Mutex::default(),
         }
@@ -99,8 +102,10 @@ impl Reloader {
         let book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         let result = self.try_reload(&book);
         drop(book);
-        // Whoever reloads wants to see what there is: also what no notification has told of.
-        self.database.reread.notify_one();
+        if result.is_ok() {
+            // Whoever reloads wants to see what there is: also what no notification has told of.
+            self.database.reread.notify_one();
+        }
         *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) =
             result.as_ref().err().map(ToString::to_string);
         match &result {
@@ -125,6 +130,25 @@ impl Reloader {
         result
     }
 
+    /// Puts `live` in the place of what is served, which is kept until no request holds it: the last one to
+    /// let go of half a million rules takes them apart, and that must not be a request.
+    fn swap(&self, live: Live) {
+        let old = self.live.swap(Arc::new(live));
+        self.retired.lock().unwrap_or_else(PoisonError::into_inner).push(old);
+        self.sweep();
+    }
+
+    /// Lets go of what was served before and no request holds.
+    pub fn sweep(&self) {
+        let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        let (held, free) =
+            std::mem::take(&mut *retired).into_iter().partition(|live| Arc::strong_count(live) > 1);
+        *retired = held;
+        drop(retired);
+        let free: Vec<Arc<Live>> = free;
+        drop(free);
+    }
+
     /// Why the last reload was rejected, if it was.
     pub fn last_error(&self) -> Option<String> {
         self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -145,7 +169,7 @@ impl Reloader {
             .map_err(|error| ReloadError::Resolve { path: path.clone(), error })?;
         let needs_restart = needs_restart(&self.started_with, &config);
         self.log_level.set(config.log.level);
-        self.serve(live, &[]);
+        self.serve(live, None);
         Ok(Applied { revision, needs_restart })
     }
 }
@@ -180,7 +204,15 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
     );
     compare(running.store.key_prefix != new.store.key_prefix, "store.redis.key_prefix");
     compare(running.identity.hash_secret != new.identity.hash_secret, "identity.hash_secret");
-    compare(running.rules.database != new.rules.database, "rules.database");
+    let database = |config: &Config| {
+        let database = config.rules.database.as_ref()?;
+        Some((database.url.value.clone(), database.refresh, database.cache.clone()))
+    };
+    compare(database(running) != database(new), "rules.database");
+    compare(
+        running.rules.database.is_none() && running.identity.keys.value != new.identity.keys.value,
+        "identity.tenant.keys",
+    );
     compare(running.gateways != new.gateways, "cluster.gateways");
     compare(running.log.format != new.log.format, "log.access.format");
     sections

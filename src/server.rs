@@ -6,9 +6,9 @@ mod traffic;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use arc_swap::ArcSwap;
@@ -153,6 +153,7 @@ where
         token: config.admin.token.clone(),
         draining: Arc::clone(&draining),
         clock,
+        writer: OnceLock::new(),
     };
     server.add_service(http_service("admin", &config.admin.address, admin));
     if let Some((address, app)) = also {

@@ -114,29 +114,23 @@ impl Snapshot {
     #[must_use]
     pub fn with_changes(&self, book: &mut Book, changes: &[Change]) -> Self {
         let mut snapshot = Self { revision: self.revision + 1, ..self.clone() };
+        // First all that goes, then all that comes: what one row gives up another one may have taken over.
         for change in changes {
-            match (book.apply(change), change) {
-                (Change::Row(id, old), Change::Row(_, new)) => {
-                    if let Some(old) = old {
-                        snapshot.rules.remove(&old.holder, Origin::Database(id), &self.hasher);
-                        snapshot.skipped.remove_mut(&id);
-                    }
-                    if let Some(new) = new {
-                        snapshot.put_row(id, new);
-                    }
+            match book.apply(change) {
+                Change::Row(id, Some(old)) => {
+                    snapshot.rules.remove(&old.holder, Origin::Database(id), &self.hasher);
+                    snapshot.skipped.remove_mut(&id);
                 }
-                (Change::Key(_, old), Change::Key(_, new)) => {
-                    if let Some(key) = old {
-                        snapshot.rules.remove_key(&key);
-                    }
-                    if let Some(key) = new {
-                        snapshot.rules.add_key(key);
-                    }
-                }
-                (_, Change::Tenant(name, record)) => {
-                    snapshot.rules.record(name, record.as_ref(), &self.hasher);
-                }
-                _ => {}
+                Change::Key(_, Some(old)) => snapshot.rules.remove_key(&old),
+                Change::Row(_, None) | Change::Key(_, None) | Change::Tenant(..) => {}
+            }
+        }
+        for change in changes {
+            match change {
+                Change::Row(id, Some(row)) => snapshot.put_row(*id, row),
+                Change::Key(_, Some(key)) => snapshot.rules.add_key(key),
+                Change::Tenant(name, record) => snapshot.rules.record(name, record.as_ref(), &self.hasher),
+                Change::Row(_, None) | Change::Key(_, None) => {}
             }
         }
         snapshot
@@ -207,11 +201,12 @@ impl Snapshot {
 
     /// The checks of a request of `subject` on `route` at `now`.
     pub fn checks(&self, route: RouteId, subject: &Subject<'_>, now: Timestamp) -> Checks {
-        let entry = self.rules.find(route, subject.known, now);
-        let (route, terms) = (self.routes.get(route), &entry.terms);
+        let (id, route) = (route, self.routes.get(route));
         if !route.tenant_rule {
             return Checks::new();
         }
+        let entry = self.rules.find(id, route.cost, subject.known, now);
+        let terms = &entry.terms;
         entry.hit();
         if terms.mode == Mode::Off {
             return Checks::new();

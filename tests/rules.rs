@@ -133,10 +133,20 @@ fn a_bad_row_is_skipped_and_named() {
            ('good','*',31,1,'enforce'), ('a','no-such-route',5,1,'enforce'), ('b','*',-5,1,'enforce'),
            ('c','*',9007199254740993,1,'enforce'), ('d','*',NULL,1,'enforce'), ('e','*',5,'NaN','enforce'),
            ('f','*',5,0.5,'enforce'), ('g','*',5,1,'observe'), ('h','*',5,0,'enforce');
-         UPDATE rate_limit_rule SET valid_until = 'infinity', valid_from = '-infinity' WHERE tenant_id = 'good'",
+         INSERT INTO rate_limit_rule (tenant_id, route_id, capacity, refill_per_second, valid_from, valid_until) VALUES
+           ('parked','*',5,1,'infinity',NULL), ('late','*',32,1,'-infinity','294276-12-31'), ('past','*',5,1,NULL,'-infinity');
+         UPDATE rate_limit_rule SET valid_until = 'infinity', valid_from = '-infinity' WHERE tenant_id = 'good';
+         ALTER TABLE rate_limit_rule ALTER tenant_id DROP NOT NULL;
+         INSERT INTO rate_limit_rule (tenant_id, route_id, capacity, refill_per_second) VALUES (NULL,'*',5,1);
+         ALTER TABLE api_keys DROP CONSTRAINT api_keys_key_hash_check;
+         INSERT INTO api_keys (key_hash, tenant) VALUES ('short', 't')",
     );
     soon("the good one", &31, || limit(&gateway, "/", "good"));
-    assert_eq!(gateway.metric("tollgate_rules_skipped"), 8);
+    assert_eq!(
+        (limit(&gateway, "/", "late"), limit(&gateway, "/", "parked"), limit(&gateway, "/", "past")),
+        (32, 20, 20)
+    );
+    assert_eq!(gateway.metric("tollgate_rules_skipped"), 9);
     let rules = get(gateway.admin, "/api/v1/rules", "").json();
     let reasons: Vec<String> = rules["skipped"]
         .as_array()
@@ -153,6 +163,7 @@ fn a_bad_row_is_skipped_and_named() {
         "f refill_per_second: expected a whole number above 0, got `0.5`",
         "g mode: expected enforce, shadow or off, got `observe`",
         "h refill_per_second: expected a whole number above 0, got `0`",
+        " expected a tenant or plan, and a route; * is any",
     ] {
         assert!(reasons.iter().any(|reason| reason == expected), "{expected} is not in {reasons:?}");
     }
@@ -162,7 +173,8 @@ fn a_bad_row_is_skipped_and_named() {
     gateway.write(&world.config("", "").replace("id: other", "id: no-such-route"));
     gateway.reload();
     soon("with its route", &5, || limit(&gateway, "/", "a"));
-    assert_eq!(gateway.metric("tollgate_rules_skipped"), 7);
+    eventually("a whole look", || (gateway.metric("tollgate_rules_skipped") == 8).then_some(()));
+    assert_eq!(limit(&gateway, "/", "good"), 31, "and the whole look, too, goes by them");
 }
 
 /// B099: the connection that listens is cut again and again, and the server is stopped: changes are seen.
@@ -290,4 +302,64 @@ fn schemas_that_are_older_or_newer() {
     );
     eventually("the row", || (limit(&gateway, "/", "t") == 9).then_some(()));
     assert_eq!(world.command(&["migrate"]), "the database is at migration 0009\n");
+}
+
+/// A row for any route is passed over on a route that costs more than it can ever hold; a row for just that
+/// route is skipped and named.
+#[test]
+fn a_row_that_could_never_pass_holds_nobody_up() {
+    let world = World::new();
+    let config = world.config("", "").replace("upstream: u}\nrules", "upstream: u, cost: 10}\nrules");
+    let gateway = Gateway::start(&on(&world.redis), &config);
+    world.postgres.sql(
+        "INSERT INTO rate_limit_rule (tenant_id, route_id, capacity, refill_per_second) VALUES ('t','*',7,1), ('u','other',8,1)",
+    );
+    soon("where it fits", &7, || limit(&gateway, "/orders", "t"));
+    assert_eq!((limit(&gateway, "/", "t"), limit(&gateway, "/", "u")), (20, 20));
+    assert_eq!(gateway.metric("tollgate_rules_skipped"), 1);
+}
+
+/// A failover has lost the newest commits, and given their transaction ids to others: all is read anew.
+#[test]
+fn lost_commits_are_noticed() {
+    let world = World::new();
+    let gateway = world.gateway();
+    world.postgres.sql("INSERT INTO rate_limit_rule (tenant_id, route_id, capacity, refill_per_second) VALUES ('t','*',100,1)");
+    soon("the row", &100, || limit(&gateway, "/", "t"));
+    // As if it had never been, without a word.
+    world.postgres.sql(
+        "SET session_replication_role = replica; DELETE FROM rate_limit_rule; DELETE FROM rule_changes; DELETE FROM rule_versions;
+         SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'tollgate'",
+    );
+    soon("without it", &20, || limit(&gateway, "/", "t"));
+}
+
+/// More changes than a look takes are read as a whole.
+#[test]
+fn a_large_change_is_read_as_a_whole() {
+    let world = World::new();
+    let gateway = world.gateway();
+    world.postgres.sql(
+        "INSERT INTO rate_limit_rule (tenant_id, route_id, capacity, refill_per_second) SELECT 't' || n, '*', 1000 + n, 1 FROM generate_series(1, 25000) n",
+    );
+    eventually("all of them", || (gateway.metric("tollgate_rules") == 25_000).then_some(()));
+    assert_eq!((limit(&gateway, "/", "t1"), limit(&gateway, "/", "t25000")), (1_001, 26_000));
+}
+
+/// Who may only write rules writes history all the same, and cannot put something else in its place.
+#[test]
+fn history_is_not_for_everybody() {
+    let world = World::new();
+    let gateway = world.gateway();
+    world.postgres.sql(
+        "CREATE ROLE clerk; GRANT SELECT, INSERT ON rate_limit_rule TO clerk; SET ROLE clerk;
+         CREATE TEMP TABLE rule_changes (id int); CREATE TEMP TABLE rule_versions (id int);
+         INSERT INTO rate_limit_rule (tenant_id, route_id, capacity, refill_per_second) VALUES ('t','*',34,1)",
+    );
+    soon("the row", &34, || limit(&gateway, "/", "t"));
+    let forged = world.postgres.try_sql(
+        "SET ROLE clerk; CREATE TEMP TABLE fake (id text);
+         CREATE TRIGGER forge AFTER INSERT ON fake REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION public.tollgate_log()",
+    );
+    assert!(forged.unwrap_err().contains("permission denied"));
 }

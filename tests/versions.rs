@@ -43,16 +43,20 @@ fn versions_by_command() {
     assert!(versions.lines().next().unwrap().contains("rollback to 3"), "{versions}");
     assert_eq!(versions.lines().count(), 5);
     assert_eq!(world.command(&["rules", "rollback", "5"]), "nothing changes\n");
+    // Over a migration, too.
+    world.postgres.sql("ALTER TABLE rate_limit_rule ADD COLUMN shards bigint NOT NULL DEFAULT 1; DELETE FROM rate_limit_rule");
+    assert_eq!(world.command(&["rules", "rollback", "5"]), "version 7\n");
+    assert_eq!(world.command(&["rules", "list"]), list);
 
     // Out and in again.
     let file = world.folder.path().join("rules.yaml");
     std::fs::write(&file, world.command(&["rules", "export"])).unwrap();
     assert_eq!(
         world.command(&["rules", "delete", "--tenant", "a", "--route", "create-order"]),
-        "version 6\n"
+        "version 8\n"
     );
     soon("without it", &9, || limit(&gateway, "/orders", "a"));
-    assert_eq!(world.command(&["rules", "import", file.to_str().unwrap()]), "version 7\n");
+    assert_eq!(world.command(&["rules", "import", file.to_str().unwrap()]), "version 9\n");
     assert_eq!(world.command(&["rules", "list"]), list);
 
     for (arguments, expected) in [
@@ -141,9 +145,30 @@ fn the_admin_api_reads_and_writes() {
         assert!(refused.status == 422 && refused.body.contains(expected), "{body}: {refused:?}");
     }
     assert_eq!(write("PATCH", "", "").status, 405);
+    let good = "{\"capacity\": 60, \"refill_per_second\": 1}";
+    let etag = get(gateway.admin, path, "").header("etag").unwrap().to_owned();
+    assert_eq!(write("PUT", &format!("If-Match: \"x\", {etag}\r\n"), good).status, 200, "one of a list");
+    assert_eq!(get(gateway.admin, path, "").header("etag"), Some(&*etag), "nothing has changed");
+    assert_eq!(write("PUT", "If-None-Match: *\r\n", good).status, 412, "it is there already");
+    let plan = admin(
+        &gateway,
+        "PUT",
+        "/api/v1/rules/*/create-order",
+        "",
+        "{\"plan\": \"pro\", \"capacity\": 1, \"refill_per_second\": 1}",
+    );
+    assert!(plan.status == 422 && plan.body.contains("plan: the address names a tenant"), "{plan:?}");
+    let raise = write(
+        "PUT",
+        "",
+        "{\"capacity\": 600, \"refill_per_second\": 1, \"valid_until\": \"2099-01-01T00:00:00Z\"}",
+    );
+    assert!(raise.status == 422 && raise.body.contains("would be lost"), "{raise:?}");
+    assert_eq!(admin(&gateway, "PUT", "/api/v1/rules/new/other", "If-None-Match: *\r\n", good).status, 200);
+    assert_eq!(admin(&gateway, "DELETE", "/api/v1/rules/new/other", "", "").status, 200);
 
     let versions = get(gateway.admin, "/api/v1/versions", "").json();
-    assert_eq!(versions["versions"].as_array().unwrap().len(), 2);
+    assert_eq!(versions["versions"].as_array().unwrap().len(), 4);
     assert!(versions["versions"][0]["who"].as_str().unwrap().starts_with("admin API, 127.0.0.1"));
     let diff = get(gateway.admin, "/api/v1/versions/diff?from=1&to=2", "").json();
     assert_eq!(
@@ -151,12 +176,15 @@ fn the_admin_api_reads_and_writes() {
         (&50.into(), &60.into())
     );
     assert_eq!(get(gateway.admin, "/api/v1/versions/diff?from=1", "").status, 422);
-    assert_eq!(admin(&gateway, "POST", "/api/v1/versions/1/rollback", "", "").json()["version"], 3);
+    assert_eq!(admin(&gateway, "POST", "/api/v1/versions/1/rollback", "", "").json()["version"], 5);
     soon("rolled back", &50, || limit(&gateway, "/orders", "a"));
     assert_eq!(admin(&gateway, "POST", "/api/v1/versions/77/rollback", "", "").status, 404);
 
     let rows = "rows: [{tenant: \"b's \\\\ shop\", route: other, capacity: 5, refill_per_second: 1}, {plan: p, capacity: 6, refill_per_second: 1}]";
-    assert_eq!(admin(&gateway, "POST", "/api/v1/rules/import", "", rows).json()["version"], 4);
+    assert_eq!(admin(&gateway, "POST", "/api/v1/rules/import", "", rows).json()["version"], 6);
+    let twice = "[{tenant: b, capacity: 5, refill_per_second: 1}, {tenant: b, route: '*', capacity: 6, refill_per_second: 1}]";
+    let twice = admin(&gateway, "POST", "/api/v1/rules/import", "", twice);
+    assert!(twice.status == 422 && twice.body.contains("1:50: a second row for the same"), "{twice:?}");
     soon("quotes are no end", &5, || limit(&gateway, "/", "b's \\ shop"));
     assert_eq!(get(gateway.admin, "/api/v1/rules/export", "").json()["rows"].as_array().unwrap().len(), 3);
     assert_eq!(get(gateway.admin, "/api/v1/rules/b's%20%5C%20shop/other", "").json()["capacity"], 5);

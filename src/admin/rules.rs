@@ -17,7 +17,7 @@ use crate::config::{self, Mode, Row};
 use crate::proxy::Live;
 use crate::snapshot::rules::{Entry, Held, Origin};
 use crate::source;
-use crate::source::postgres::write::{Address, Author, Writer};
+use crate::source::postgres::write::{Address, Author, Condition, Writer};
 use crate::source::postgres::{DatabaseError, Table};
 
 /// Rules on one page, unless `limit` says otherwise; and the most it can say.
@@ -134,7 +134,7 @@ impl Call<'_> {
                     version.parse().map_err(|_| ApiError::bad("expected the number of a version"))?;
                 let what = format!("rollback to {version}");
                 let made = writer(admin)?.rollback(version, &self.author(&what)).await?;
-                Ok(self.done(&what, made))
+                Ok(done(made))
             }
             (_, [table @ ("rules" | "plan-rules"), holder, route]) => {
                 let table = if *table == "rules" { Table::Rules } else { Table::PlanRules };
@@ -154,26 +154,20 @@ impl Call<'_> {
     async fn one(&self, admin: &Admin, address: &Address<'_>, body: &[u8]) -> Answer {
         let writer = writer(admin)?;
         let what = format!("{} {} {} {}", self.method, address.table.name(), address.holder, address.route);
-        let if_match = self.headers.get(header::IF_MATCH).map(|value| value.to_str()).transpose();
-        let if_match = if_match.map_err(|_| ApiError::bad("If-Match: expected an ETag"))?;
-        match self.method {
-            Method::GET | Method::HEAD => {}
-            Method::PUT => {
-                let made = writer.put(&[row(address, body)?], if_match, &self.author(&what)).await?;
-                self.done(&what, made);
-            }
+        let condition = self.condition()?;
+        let stored = match self.method {
+            Method::GET | Method::HEAD => writer.get(address).await?,
+            Method::PUT => writer.put_if(&row(address, body)?, &condition, &self.author(&what)).await?,
             Method::DELETE => {
-                let made = writer.delete(address, if_match, &self.author(&what)).await?;
-                return Ok(self.done(&what, made));
+                return Ok(done(writer.delete(address, &condition, &self.author(&what)).await?));
             }
             _ => {
                 let message = "use GET, PUT or DELETE".into();
                 return Err(ApiError::Other(StatusCode::METHOD_NOT_ALLOWED, message));
             }
-        }
-        let stored = writer.get(address).await?;
+        };
         let mut response = json_response(StatusCode::OK, &stored.rule);
-        if let Ok(etag) = HeaderValue::from_str(&format!("\"{}\"", stored.etag)) {
+        if let Ok(etag) = HeaderValue::from_str(&stored.etag) {
             response.headers_mut().insert(header::ETAG, etag);
         }
         Ok(response)
@@ -186,23 +180,39 @@ impl Call<'_> {
 
     async fn import(&self, admin: &Admin, body: &[u8]) -> Answer {
         let text = std::str::from_utf8(body).map_err(|_| ApiError::bad("expected UTF-8 text"))?;
-        let rows = config::read_rows(text, &|_| None).map_err(|faults| {
+        let text = text.to_owned();
+        // A large file takes a while, in which others are answered.
+        let read = tokio::task::spawn_blocking(move || config::read_rows(&text, &|_| None)).await;
+        let read = read.map_err(|_| ApiError::bad("the reading was cut off"))?;
+        let rows = read.map_err(|faults| {
             let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
             ApiError::bad(faults.join("; "))
         })?;
         let what = format!("import of {} rows", rows.len());
-        let made = writer(admin)?.put(&rows, None, &self.author(&what)).await?;
-        Ok(self.done(&what, made))
+        let made = writer(admin)?.put(&rows, &self.author(&what)).await?;
+        Ok(done(made))
     }
 
     fn author<'a>(&'a self, what: &'a str) -> Author<'a> {
         Author { who: &self.who, what }
     }
 
-    /// Tells what was done, in the answer and in the log.
-    fn done(&self, what: &str, version: Option<i64>) -> Response<Vec<u8>> {
-        tracing::info!(target: "audit", who = self.who, what, version, "rules changed");
-        json_response(StatusCode::OK, &json!({ "version": version }))
+    /// What the request says of how the rule must be.
+    fn condition(&self) -> Result<Condition, ApiError> {
+        let list = |name: header::HeaderName| -> Result<Option<Vec<String>>, ApiError> {
+            let mut etags = Vec::new();
+            for value in self.headers.get_all(&name) {
+                let value = value.to_str().map_err(|_| ApiError::bad(format!("{name}: expected ETags")))?;
+                etags.extend(value.split(',').map(|etag| etag.trim().to_owned()));
+            }
+            Ok((!etags.is_empty()).then_some(etags))
+        };
+        let is_new = match list(header::IF_NONE_MATCH)? {
+            None => false,
+            Some(etags) if etags == ["*"] => true,
+            Some(_) => return Err(ApiError::bad("If-None-Match: expected *")),
+        };
+        Ok(Condition { one_of: list(header::IF_MATCH)?, is_new })
     }
 
     /// What this gateway serves, and what it skips.
@@ -210,12 +220,17 @@ impl Call<'_> {
         let limit = self.number("limit")?.unwrap_or(PAGE).clamp(1, LARGEST_PAGE);
         let offset: usize = self.number("offset")?.unwrap_or(0);
         let live = admin.live.load_full();
-        let listing = Listing { live: &live, now: admin.clock.now(), call: self };
-        let end = offset.saturating_add(limit);
-        let mut rules = listing.rules(end.saturating_add(1));
-        let next = (rules.len() > end).then_some(end);
-        rules.truncate(end);
-        let rules = rules.split_off(offset.min(rules.len()));
+        let mut listing = Listing {
+            live: &live,
+            now: admin.clock.now(),
+            call: self,
+            offset,
+            limit,
+            met: 0,
+            rules: Vec::new(),
+        };
+        listing.collect();
+        let next = (listing.met > offset.saturating_add(limit)).then_some(offset.saturating_add(limit));
         let skipped = live.snapshot.skipped.values().take(LARGEST_PAGE).map(|skipped| {
             let mut row = origin(Origin::Database(skipped.id));
             name_holder(&mut row, &skipped.holder);
@@ -227,7 +242,7 @@ impl Call<'_> {
             StatusCode::OK,
             &json!({
                 "revision": live.snapshot.revision,
-                "rules": rules,
+                "rules": listing.rules,
                 "next_offset": next,
                 "skipped": skipped.collect::<Vec<_>>(),
             }),
@@ -246,56 +261,70 @@ impl Call<'_> {
     }
 }
 
-/// The rules of a snapshot, in the order of the alphabet.
+fn done(version: Option<i64>) -> Response<Vec<u8>> {
+    json_response(StatusCode::OK, &json!({ "version": version }))
+}
+
+/// The rules of a snapshot, in the order of the alphabet: one page of them.
 struct Listing<'a> {
     live: &'a Arc<Live>,
     now: Timestamp,
     call: &'a Call<'a>,
+    offset: usize,
+    limit: usize,
+    /// Rules met so far, on this page or not; no further than one beyond it.
+    met: usize,
+    rules: Vec<Value>,
 }
 
 impl Listing<'_> {
-    /// At most `most` rules that the call asks for.
-    fn rules(&self, most: usize) -> Vec<Value> {
-        let (default, anyone, plans, tenants) = self.live.snapshot.rules.all();
-        let mut rules = Vec::new();
+    fn collect(&mut self) {
+        let live = Arc::clone(self.live);
+        let (default, anyone, plans, tenants) = live.snapshot.rules.all();
         let (tenant, plan) = (self.call.text("tenant"), self.call.text("plan"));
         if plan.is_none() && tenant.is_none_or(|tenant| tenant == "*") {
-            self.held(&Holder::Anyone, anyone, &mut rules);
-            if self.call.text("route").is_none_or(|route| route == "*") {
-                rules.push(rule(&Holder::Anyone, "*", default, true));
-            }
+            self.held(&Holder::Anyone, anyone);
+            self.add(&Holder::Anyone, "*", default, true);
         }
         let mut plans: Vec<_> =
             plans.filter(|(name, _)| tenant.is_none() && plan.is_none_or(|plan| plan == &***name)).collect();
         plans.sort_by_key(|(name, _)| *name);
         for (name, held) in plans {
-            self.held(&Holder::Plan(Arc::clone(name)), held, &mut rules);
+            self.held(&Holder::Plan(Arc::clone(name)), held);
         }
         let mut tenants: Vec<_> = tenants
             .filter(|(name, _)| plan.is_none() && tenant.is_none_or(|tenant| tenant == &***name))
             .collect();
         tenants.sort_by_key(|(name, _)| *name);
         for (name, tenant) in tenants {
-            if rules.len() >= most {
+            if self.met > self.offset.saturating_add(self.limit) {
                 break;
             }
-            self.held(&Holder::Tenant(Arc::clone(name)), &tenant.own, &mut rules);
+            self.held(&Holder::Tenant(Arc::clone(name)), &tenant.own);
         }
-        rules
     }
 
-    fn held(&self, holder: &Holder, held: &Held, rules: &mut Vec<Value>) {
+    fn held(&mut self, holder: &Holder, held: &Held) {
+        let live = Arc::clone(self.live);
         let mut before = None;
         for (route, entry) in held.all() {
-            let id = route.map_or("*", |route| &self.live.snapshot.routes.get(route).id);
+            let id = route.map_or("*", |route| &live.snapshot.routes.get(route).id);
             // The first one in its time is the one in force; those behind it wait.
             let in_front = before != Some(*route) && entry.terms.are_valid(self.now);
             if in_front {
                 before = Some(*route);
             }
-            if self.call.text("route").is_none_or(|route| route == id) {
-                rules.push(rule(holder, id, entry, in_front && entry.terms.mode != Mode::Off));
-            }
+            self.add(holder, id, entry, in_front && entry.terms.mode != Mode::Off);
+        }
+    }
+
+    fn add(&mut self, holder: &Holder, route: &str, entry: &Entry, active: bool) {
+        if self.call.text("route").is_some_and(|wanted| wanted != route) {
+            return;
+        }
+        self.met += 1;
+        if self.met > self.offset && self.rules.len() < self.limit {
+            self.rules.push(rule(holder, route, entry, active));
         }
     }
 }
@@ -333,12 +362,17 @@ fn name_holder(rule: &mut Value, holder: &Holder) {
     }
 }
 
+/// The one writer of this listener, so that its calls share few connections.
 fn writer(admin: &Admin) -> Result<Writer, ApiError> {
+    if let Some(writer) = admin.writer.get() {
+        return Ok(writer.clone());
+    }
     let Some(settings) = admin.reloader.database_settings() else {
         let message = "rules.database.url is not set: rules come from the file alone";
         return Err(ApiError::Other(StatusCode::CONFLICT, message.into()));
     };
-    Ok(Writer::new(&settings.url.value)?)
+    let writer = Writer::new(&settings.url.value)?;
+    Ok(admin.writer.get_or_init(|| writer).clone())
 }
 
 /// The row that a body says for the rule at `address`.
@@ -350,7 +384,10 @@ fn row(address: &Address<'_>, body: &[u8]) -> Result<Row, ApiError> {
             "expected an object such as {\"capacity\": 200, \"refill_per_second\": 100}",
         ));
     };
-    let holder = if address.table == Table::Rules { "tenant" } else { "plan" };
+    let (holder, other) = if address.table == Table::Rules { ("tenant", "plan") } else { ("plan", "tenant") };
+    if fields.contains_key(other) {
+        return Err(ApiError::bad(format!("{other}: the address names a {holder}")));
+    }
     for (name, value) in [(holder, address.holder), ("route", address.route)] {
         if fields.get(name).is_some_and(|given| given != value) {
             return Err(ApiError::bad(format!("{name}: is not the one of the address, `{value}`")));

@@ -10,7 +10,7 @@ use super::database;
 use crate::config::{self, Row, env};
 use crate::source;
 use crate::source::postgres::Table;
-use crate::source::postgres::write::{Address, Author, Writer};
+use crate::source::postgres::write::{Address, Author, Condition, Writer};
 
 #[derive(Debug, Args)]
 pub(super) struct Rules {
@@ -136,7 +136,11 @@ impl Command {
             }
             Self::Export => {
                 println!("rows:");
-                writer.list().await?.iter().for_each(|rule| println!("  - {}", flow(rule)));
+                for rule in writer.list().await? {
+                    // What cannot be served could not be read again either.
+                    let sign = if rule["fault"].is_null() { "-" } else { "#" };
+                    println!("  {sign} {}", flow(&rule));
+                }
             }
             Self::Versions { limit } => {
                 for version in writer.versions(limit).await? {
@@ -164,8 +168,10 @@ impl Command {
                 let what = format!("rollback to {version}");
                 tell(writer.rollback(version, &author(&what)).await?);
             }
-            Self::Set(set) => tell(writer.put(&set.rows()?, None, &author("set")).await?),
-            Self::Delete(place) => tell(writer.delete(&place.address(), None, &author("delete")).await?),
+            Self::Set(set) => tell(writer.put(&set.rows()?, &author("set")).await?),
+            Self::Delete(place) => {
+                tell(writer.delete(&place.address(), &Condition::default(), &author("delete")).await?);
+            }
             Self::Import { file } => {
                 let text = if file.as_os_str() == "-" {
                     std::io::read_to_string(std::io::stdin())?
@@ -174,7 +180,7 @@ impl Command {
                 };
                 let rows = rows(&text, &file.display().to_string())?;
                 let what = format!("import of {} rows", rows.len());
-                tell(writer.put(&rows, None, &author(&what)).await?);
+                tell(writer.put(&rows, &author(&what)).await?);
             }
         }
         Ok(ExitCode::SUCCESS)

@@ -1,6 +1,6 @@
 //! The rules of a database: what is new of them is served at once, and kept on disk.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -8,8 +8,9 @@ use tokio::sync::Notify;
 use super::Reloader;
 use crate::book::Change;
 use crate::clock::Timestamp;
-use crate::config;
+use crate::config::{self, Keys};
 use crate::proxy::Live;
+use crate::snapshot::Skipped;
 use crate::source::cache;
 use crate::source::postgres::DatabaseError;
 use crate::source::postgres::feed::News;
@@ -33,6 +34,10 @@ struct Health {
     /// When it was last found to have nothing newer.
     fresh_at: Option<Timestamp>,
     error: Option<String>,
+    /// The version that is served; none if nothing was ever read.
+    version: Option<i64>,
+    /// Since when it is waited for.
+    started_at: Option<Timestamp>,
     /// Whether the file on disk is older than what is served.
     unsaved: bool,
     saved_at: Timestamp,
@@ -53,23 +58,22 @@ impl Reloader {
     pub fn news(&self, news: News, now: Timestamp) {
         let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
         let old = self.live.load();
-        let what = match news {
-            News::Changes(changes, version) if changes.is_empty() => {
-                book.version = version;
-                None
+        let (what, authors) = match news {
+            News::Changes(news) if news.changes.is_empty() => {
+                book.version = news.version;
+                (None, news.authors)
             }
-            News::Changes(changes, version) => {
-                let snapshot = old.snapshot.with_changes(&mut book, &changes);
-                book.version = version;
-                book.tidy();
-                self.serve(old.with_rules(snapshot), &changes);
-                Some(changes.len())
+            News::Changes(news) => {
+                let snapshot = old.snapshot.with_changes(&mut book, &news.changes);
+                book.version = news.version;
+                self.serve(old.with_rules(snapshot), Some(&news.changes));
+                (Some(news.changes.len()), news.authors)
             }
             News::Whole(whole) => {
                 let snapshot = old.snapshot.with_book(&whole);
                 *book = whole;
-                self.serve(old.with_rules(snapshot), &[]);
-                Some(book.rows.size())
+                self.serve(old.with_rules(snapshot), None);
+                (Some(book.rows.size()), Vec::new())
             }
         };
         let version = book.version;
@@ -78,7 +82,11 @@ impl Reloader {
         let was_away = health.error.take().is_some() || health.fresh_at.is_none();
         health.fresh_at = Some(now);
         health.unsaved |= what.is_some();
+        health.version = Some(version);
         drop(health);
+        for (version, who, what) in authors {
+            tracing::info!(target: "audit", version, who, what, "rules changed");
+        }
         self.metrics.rules.connected.set(1);
         self.metrics.rules.version.set(version);
         self.metrics.rules.refreshes.with_label_values(&["applied"]).inc();
@@ -99,8 +107,9 @@ impl Reloader {
                     "beginning with the last good rules, kept on disk");
                 let mut book = self.book.lock().unwrap_or_else(PoisonError::into_inner);
                 self.metrics.rules.version.set(kept.version);
+                self.database.health().version = Some(kept.version);
                 let live = self.live.load();
-                self.serve(live.with_rules(live.snapshot.with_book(&kept)), &[]);
+                self.serve(live.with_rules(live.snapshot.with_book(&kept)), None);
                 *book = kept;
             }
             Err(no_rules) => {
@@ -133,6 +142,7 @@ impl Reloader {
         }
         let book = self.book.lock().unwrap_or_else(PoisonError::into_inner).copy();
         if let Err(error) = cache::write(settings, &book) {
+            self.database.health().unsaved = true;
             tracing::warn!(%error, "the rules are not kept on disk: a start without the database would have none");
         }
     }
@@ -147,13 +157,21 @@ impl Reloader {
         if self.database.settings.is_none() {
             return Value::Null;
         }
-        let version = self.book.lock().unwrap_or_else(PoisonError::into_inner).version;
-        let health = self.database.health();
-        let age = health.fresh_at.map(|fresh_at| now.micros_since(fresh_at) / 1_000_000);
-        if let Some(age) = age {
-            self.metrics.rules.age_seconds.set(i64::try_from(age).unwrap_or(i64::MAX));
-        }
-        json!({ "up": health.error.is_none(), "error": health.error, "version": version, "age_seconds": age })
+        let mut health = self.database.health();
+        let waits_since = *health.started_at.get_or_insert(now);
+        let age = now.micros_since(health.fresh_at.unwrap_or(waits_since)) / 1_000_000;
+        self.metrics.rules.age_seconds.set(i64::try_from(age).unwrap_or(i64::MAX));
+        json!({
+            "up": health.error.is_none(),
+            "error": health.error,
+            "version": health.version,
+            "age_seconds": age,
+        })
+    }
+
+    /// Whether requests can be told apart: false where keys are looked up and none were ever read.
+    pub fn has_keys(&self) -> bool {
+        self.started_with.identity.keys.value == Keys::Plain || self.database.health().version.is_some()
     }
 
     /// The address of the database, if there is one.
@@ -161,21 +179,29 @@ impl Reloader {
         self.database.settings.as_ref()
     }
 
-    /// Puts `live` in the place of what is served.
-    pub(super) fn serve(&self, live: Live, changes: &[Change]) {
+    /// Puts `live` in the place of what is served; `changes` have led to it, if it is not wholly new.
+    pub(super) fn serve(&self, live: Live, changes: Option<&[Change]>) {
         let snapshot = &live.snapshot;
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.rules.rows.set(number(snapshot.rows()));
         self.metrics.rules.skipped.set(number(snapshot.skipped.size()));
         self.metrics.revision.set(i64::try_from(snapshot.revision).unwrap_or(i64::MAX));
-        let is_news = |id| {
-            changes.is_empty()
-                || changes.iter().any(|change| matches!(change, Change::Row(row, _) if *row == id))
-        };
-        for skipped in snapshot.skipped.values().filter(|skipped| is_news(skipped.id)).take(MOST_LOGGED) {
-            tracing::error!(row = ?skipped.id, holder = ?skipped.holder, route = ?skipped.route,
-                reason = &*skipped.reason, "a rule of the database cannot be served and is skipped");
+        match changes {
+            None => snapshot.skipped.values().take(MOST_LOGGED).for_each(|skipped| tell(skipped)),
+            Some(changes) => {
+                let bad = changes.iter().filter_map(|change| match change {
+                    Change::Row(id, _) => snapshot.skipped.get(id),
+                    Change::Tenant(..) | Change::Key(..) => None,
+                });
+                bad.take(MOST_LOGGED).for_each(|skipped| tell(skipped));
+            }
         }
-        self.live.store(Arc::new(live));
+        self.swap(live);
     }
+}
+
+fn tell(skipped: &Skipped) {
+    let Skipped { id, holder, route, reason } = skipped;
+    tracing::error!(row = ?id, ?holder, ?route, reason = &**reason,
+        "a rule of the database cannot be served and is skipped");
 }

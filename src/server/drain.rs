@@ -20,6 +20,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How often in a row there must be none: a request whose head is just being read is not counted yet.
 const QUIET_LOOKS: u32 = 5;
 
+/// How often is looked whether what was served before can be let go.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
+
 /// Reloads on SIGHUP; whose default would be to kill the process.
 pub(super) struct Hangup {
     pub(super) reloader: Arc<Reloader>,
@@ -35,10 +38,17 @@ impl BackgroundService for Hangup {
                 return;
             }
         };
-        while hangups.recv().await.is_some() {
+        loop {
             let reloader = Arc::clone(&self.reloader);
-            // The result is logged and counted where it arises.
-            let _ = tokio::task::spawn_blocking(move || reloader.reload()).await;
+            let work = tokio::select! {
+                told = hangups.recv() => match told {
+                    // The result is logged and counted where it arises.
+                    Some(()) => tokio::task::spawn_blocking(move || drop(reloader.reload())),
+                    None => return,
+                },
+                () = tokio::time::sleep(SWEEP_EVERY) => tokio::task::spawn_blocking(move || reloader.sweep()),
+            };
+            let _ = work.await;
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rpds::HashTrieMapSync as Map;
+use foldhash::fast::RandomState;
 
 use crate::book::{Holder, KeyRecord, RowId, TenantRecord};
 use crate::clock::Timestamp;
@@ -14,6 +14,9 @@ use crate::config::Terms;
 use crate::config::fault::Place;
 use crate::key::{Hasher, KeyHash, Part};
 use crate::route::RouteId;
+
+/// A persistent map. Its keys are names that the operator wrote: no client can choose them to collide.
+type Map<K, V> = rpds::HashTrieMap<K, V, archery::ArcTK, RandomState>;
 
 /// Where a rule comes from. In this order they stand before each other where two are for the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,9 +61,12 @@ impl Entry {
 pub struct Held(Vec<(Option<RouteId>, Arc<Entry>)>);
 
 impl Held {
-    fn find(&self, route: RouteId, now: Timestamp) -> Option<&Arc<Entry>> {
+    /// A row for any route is not for one that costs more than it can ever hold.
+    fn find(&self, route: RouteId, cost: u64, now: Timestamp) -> Option<&Arc<Entry>> {
         let fits = |wanted| {
-            move |(on, entry): &&(Option<RouteId>, Arc<Entry>)| *on == wanted && entry.terms.are_valid(now)
+            move |(on, entry): &&(Option<RouteId>, Arc<Entry>)| {
+                *on == wanted && entry.terms.are_valid(now) && cost <= entry.terms.limit.capacity()
+            }
         };
         let own = self.0.iter().find(fits(Some(route)));
         own.or_else(|| self.0.iter().find(fits(None))).map(|(_, entry)| entry)
@@ -115,18 +121,24 @@ impl Rules {
         Self {
             default: Arc::new(Entry::new(Origin::Default, Arc::new(default))),
             anyone: Held::default(),
-            plans: Map::new_sync(),
-            tenants: Map::new_sync(),
-            keys: Map::new_sync(),
+            plans: Map::new_with_hasher_and_ptr_kind(RandomState::default()),
+            tenants: Map::new_with_hasher_and_ptr_kind(RandomState::default()),
+            keys: Map::new_with_hasher_and_ptr_kind(RandomState::default()),
             rows: 0,
         }
     }
 
     /// (tenant, route) > (tenant, any route) > (plan, route) > (plan, any route) > (route) > default.
-    pub fn find<'r>(&'r self, route: RouteId, tenant: Option<&'r Tenant>, now: Timestamp) -> &'r Arc<Entry> {
-        let own = tenant.and_then(|tenant| tenant.own.find(route, now));
-        let plan = || self.plans.get(tenant?.plan.as_ref()?)?.find(route, now);
-        own.or_else(plan).or_else(|| self.anyone.find(route, now)).unwrap_or(&self.default)
+    pub fn find<'r>(
+        &'r self,
+        route: RouteId,
+        cost: u64,
+        tenant: Option<&'r Tenant>,
+        now: Timestamp,
+    ) -> &'r Arc<Entry> {
+        let own = tenant.and_then(|tenant| tenant.own.find(route, cost, now));
+        let plan = || self.plans.get(tenant?.plan.as_ref()?)?.find(route, cost, now);
+        own.or_else(plan).or_else(|| self.anyone.find(route, cost, now)).unwrap_or(&self.default)
     }
 
     /// What is known of a tenant.

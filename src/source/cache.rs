@@ -112,7 +112,7 @@ pub fn read(database: &Database) -> Result<Book, CacheError> {
         let name = if columns.is_empty() { None } else { columns.remove(0) };
         let table = Table::ALL.into_iter().find(|table| name.as_deref() == Some(table.name()));
         let table = table.ok_or_else(|| malformed("a row of no known table"))?;
-        let change = postgres::change(table, &columns).map_err(|error| malformed(&error.to_string()))?;
+        let change = postgres::change(table, &columns).map_err(|reason| malformed(&reason))?;
         book.apply(&change);
         count += 1;
     }

@@ -42,7 +42,7 @@ pub enum DatabaseError {
     #[error("{0}")]
     NotFound(String),
     /// It has changed since it was read.
-    #[error("the rule has changed since it was read: its ETag is now {0}")]
+    #[error("the rule is not as it is expected to be: {0}")]
     Changed(String),
     /// A value that the tables do not take.
     #[error("{0}")]
@@ -62,7 +62,7 @@ impl From<sqlx::Error> for DatabaseError {
             "42P01" | "42883" => Self::NotMigrated(text),
             // `tollgate_rollback` found no such version.
             "P0002" => Self::NotFound(text),
-            code if code.starts_with("22") || code.starts_with("23") => Self::Invalid(text),
+            code if ["21", "22", "23"].iter().any(|class| code.starts_with(class)) => Self::Invalid(text),
             _ => Self::Failed(text),
         }
     }
@@ -100,6 +100,6 @@ async fn run(connection: &mut PgConnection, sql: &str) -> Result<u64, DatabaseEr
 
 /// Text as SQL takes it.
 fn quoted(text: &str) -> String {
-    // A NUL can be in no text of PostgreSQL; without E'' a backslash is a backslash.
-    format!("'{}'", text.replace('\0', "").replace('\'', "''"))
+    // A NUL can be in no text of PostgreSQL. With E the meaning of a backslash is not left to a setting.
+    format!(" E'{}'", text.replace('\0', "").replace('\\', "\\\\").replace('\'', "''"))
 }

@@ -113,7 +113,7 @@ impl Postgres {
         self.try_sql(sql).unwrap_or_else(|error| panic!("{sql}: {error}"))
     }
 
-    fn try_sql(&self, sql: &str) -> Result<String, String> {
+    pub fn try_sql(&self, sql: &str) -> Result<String, String> {
         let output = Command::new("psql")
             .args([&self.url(), "-qAtX", "-v", "ON_ERROR_STOP=1", "-c", sql])
             .output()

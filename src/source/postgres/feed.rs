@@ -1,13 +1,13 @@
 //! All rules once, and then what has changed.
 //!
-//! One connection listens and asks. Changes are found in `rule_changes` by transaction: all that were
-//! not finished when the last look was taken (`xmin` of its snapshot) are looked at again, in whatever
-//! order they end. A row is read as it is now, so to read it twice does no harm.
+//! One connection listens and asks. Changes are found in `rule_changes` by transaction: all that the
+//! snapshot of the last look did not see, in whatever order they ended. A row is read as it is now, so
+//! to read it twice does no harm.
 
 use std::collections::HashSet;
 use std::time::Duration;
 
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgListener, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgListener, PgPoolOptions, PgRow};
 use sqlx::{Acquire as _, Executor as _, Row as _};
 
 use super::read::{self, Table};
@@ -24,6 +24,9 @@ const LOOK_WITHIN: Duration = Duration::from_secs(10);
 /// How long a whole load may take.
 const LOAD_WITHIN: Duration = Duration::from_secs(60);
 
+/// All that one transaction reads is of one moment.
+const CONSISTENT: &str = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY";
+
 /// More changes than this are read as a whole.
 const MOST_CHANGES: usize = 20_000;
 
@@ -33,10 +36,20 @@ pub struct Feed {
     options: PgConnectOptions,
     refresh: Duration,
     listener: Option<PgListener>,
-    /// Transactions from here on may be news. 0: nothing has been read yet.
-    horizon: u64,
-    /// Changes from the horizon on that have been read.
-    seen: HashSet<i64>,
+    /// What has been read; nothing yet if none.
+    seen: Option<Seen>,
+}
+
+/// How far the database has been read.
+#[derive(Debug)]
+struct Seen {
+    /// The snapshot of the last look, as PostgreSQL writes it.
+    snapshot: String,
+    /// The oldest transaction that it did not see the end of.
+    xmin: u64,
+    /// The newest change that was read, and its transaction: if it is there no more, a failover has lost it,
+    /// and transaction ids have been given out again.
+    newest: Option<(i64, String)>,
 }
 
 /// What is new.
@@ -44,8 +57,19 @@ pub struct Feed {
 pub enum News {
     /// All there is.
     Whole(Book),
-    /// Changes since the last news, and the version they lead to.
-    Changes(Vec<Change>, i64),
+    /// Changes since the last news.
+    Changes(Changes),
+}
+
+/// What has changed.
+#[derive(Debug)]
+pub struct Changes {
+    /// The changes.
+    pub changes: Vec<Change>,
+    /// The version they lead to.
+    pub version: i64,
+    /// Who has made them: version, who and what.
+    pub authors: Vec<(i64, String, String)>,
 }
 
 impl Feed {
@@ -55,20 +79,24 @@ impl Feed {
             options: options(&database.url.value)?,
             refresh: database.refresh,
             listener: None,
-            horizon: 0,
-            seen: HashSet::new(),
+            seen: None,
         })
     }
 
     /// Connects if need be, and reads: everything at first or if `whole`, else what has changed.
     pub async fn read(&mut self, whole: bool) -> Result<News, DatabaseError> {
-        let within = if whole || self.horizon == 0 { LOAD_WITHIN } else { LOOK_WITHIN };
-        let result = tokio::time::timeout(within, self.try_read(whole)).await;
-        let result = result.unwrap_or(Err(DatabaseError::Late(within)));
+        let mut result = Ok(None);
+        if !whole && self.seen.is_some() {
+            result = in_time(LOOK_WITHIN, self.look()).await;
+        }
+        // At first, or too much has changed, or it is another database.
+        if matches!(result, Ok(None)) {
+            result = in_time(LOAD_WITHIN, self.load()).await.map(Some);
+        }
         if result.is_err() {
             self.disconnect();
         }
-        result
+        result?.ok_or(DatabaseError::Late(LOOK_WITHIN))
     }
 
     /// Waits for a notification, for the time of the next look, or for the end of the connection.
@@ -87,100 +115,167 @@ impl Feed {
         self.listener = None;
     }
 
-    async fn try_read(&mut self, whole: bool) -> Result<News, DatabaseError> {
-        if self.listener.is_none() {
-            // A pool of its own each time: an old connection may hang, and would hold the only place.
-            let pool = PgPoolOptions::new()
-                .max_connections(1)
-                .max_lifetime(None)
-                .idle_timeout(None)
-                .acquire_timeout(CONNECT_WITHIN)
-                .connect_lazy_with(self.options.clone());
-            let mut listener = PgListener::connect_with(&pool).await?;
-            listener.eager_reconnect(false);
-            listener.ignore_pool_close_event(true);
-            // Before anything is read: a change meanwhile is told of.
-            listener.listen(CHANNEL).await?;
-            self.listener = Some(listener);
-        }
-        let Some(listener) = &mut self.listener else { return Err(DatabaseError::Late(LOOK_WITHIN)) };
-        let mut transaction = listener.begin().await?;
-        super::run(&mut transaction, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
+    /// What has changed; `None` if all must be read.
+    async fn look(&mut self) -> Result<Option<News>, DatabaseError> {
+        let mut transaction = connected(&mut self.listener, &self.options).await?.begin().await?;
+        super::run(&mut transaction, CONSISTENT).await?;
         let now = Now::read(&mut transaction).await?;
-        // Numbers that run backwards are those of another cluster.
-        let known = !whole && self.horizon != 0 && now.xmin >= self.horizon;
-        let (mut changes, mut seen) = (Some(Vec::new()), HashSet::new());
-        if known {
-            let all = changes_since(&mut transaction, self.horizon).await?;
-            let new: Vec<_> = all.iter().filter(|change| !self.seen.contains(&change.id)).collect();
-            changes =
-                if new.len() > MOST_CHANGES { None } else { Some(read_rows(&mut transaction, &new).await?) };
-            seen = all.iter().map(|change| change.id).collect();
+        let Some(seen) = &self.seen else { return Ok(None) };
+        if now.xmin < seen.xmin || !is_there(&mut transaction, seen.newest.as_ref()).await? {
+            return Ok(None);
         }
-        let news = match changes.filter(|_| known) {
-            Some(changes) => News::Changes(changes, now.version),
-            None => {
-                let mut book = Book::default();
-                book.version = now.version;
-                for table in Table::ALL {
-                    load(&mut transaction, table, &mut book).await?;
-                }
-                seen =
-                    changes_since(&mut transaction, now.xmin).await?.iter().map(|change| change.id).collect();
-                News::Whole(book)
-            }
-        };
+        let news = changes_since(&mut transaction, seen).await?;
+        if news.len() > MOST_CHANGES {
+            return Ok(None);
+        }
+        let changes = read_rows(&mut transaction, &news).await?;
+        let authors = authors(&mut transaction, &news).await?;
         transaction.commit().await?;
-        (self.horizon, self.seen) = (now.xmin, seen);
-        Ok(news)
+        let newest = news.iter().max_by_key(|change| change.id).map(|change| (change.id, change.xid.clone()));
+        let newest = newest.max(seen.newest.clone());
+        self.seen = Some(Seen { snapshot: now.snapshot, xmin: now.xmin, newest });
+        Ok(Some(News::Changes(Changes { changes, version: now.version, authors })))
     }
+
+    /// All there is.
+    async fn load(&mut self) -> Result<News, DatabaseError> {
+        let mut transaction = connected(&mut self.listener, &self.options).await?.begin().await?;
+        super::run(&mut transaction, CONSISTENT).await?;
+        let now = Now::read(&mut transaction).await?;
+        let mut book = Book::default();
+        book.version = now.version;
+        for table in Table::ALL {
+            load(&mut transaction, table, &mut book).await?;
+        }
+        let sql = "SELECT id, xid::text FROM rule_changes ORDER BY id DESC LIMIT 1";
+        let newest = super::all(&mut transaction, sql).await?.pop();
+        let newest =
+            newest.map(|row| Ok::<_, sqlx::Error>((row.try_get(0)?, row.try_get(1)?))).transpose()?;
+        transaction.commit().await?;
+        self.seen = Some(Seen { snapshot: now.snapshot, xmin: now.xmin, newest });
+        Ok(News::Whole(book))
+    }
+}
+
+/// The connection, made if need be.
+async fn connected<'l>(
+    listener: &'l mut Option<PgListener>,
+    options: &PgConnectOptions,
+) -> Result<&'l mut PgListener, DatabaseError> {
+    if listener.is_none() {
+        // A pool of its own each time: an old connection may hang, and would hold the only place.
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .max_lifetime(None)
+            .idle_timeout(None)
+            .acquire_timeout(CONNECT_WITHIN)
+            .connect_lazy_with(options.clone());
+        let mut new = PgListener::connect_with(&pool).await?;
+        new.eager_reconnect(false);
+        new.ignore_pool_close_event(true);
+        // Before anything is read: a change meanwhile is told of.
+        new.listen(CHANNEL).await?;
+        *listener = Some(new);
+    }
+    listener.as_mut().ok_or(DatabaseError::Late(CONNECT_WITHIN))
+}
+
+async fn in_time<T>(
+    within: Duration,
+    work: impl Future<Output = Result<T, DatabaseError>>,
+) -> Result<T, DatabaseError> {
+    tokio::time::timeout(within, work).await.unwrap_or(Err(DatabaseError::Late(within)))
 }
 
 /// Where the database is.
 struct Now {
+    snapshot: String,
     xmin: u64,
     version: i64,
 }
 
 impl Now {
     async fn read(connection: &mut PgConnection) -> Result<Self, DatabaseError> {
-        let sql = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text,
-                   (SELECT coalesce(max(version), 0) FROM rule_versions)::text";
+        let sql = "SELECT pg_current_snapshot()::text, pg_snapshot_xmin(pg_current_snapshot())::text,
+                   (SELECT coalesce(max(version), 0) FROM rule_versions)";
         let row = connection.fetch_one(sql).await?;
-        let number = |index| -> Result<String, DatabaseError> { Ok(row.try_get::<String, _>(index)?) };
+        let xmin: String = row.try_get(1)?;
         let bad = |_| DatabaseError::Failed("a transaction id that is no number".into());
-        Ok(Self { xmin: number(0)?.parse().map_err(bad)?, version: number(1)?.parse().map_err(bad)? })
+        Ok(Self { snapshot: row.try_get(0)?, xmin: xmin.parse().map_err(bad)?, version: row.try_get(2)? })
     }
 }
 
 /// One changed row.
 struct Changed {
     id: i64,
+    xid: String,
+    version: i64,
     table: Table,
     row: String,
 }
 
-async fn changes_since(connection: &mut PgConnection, xid: u64) -> Result<Vec<Changed>, DatabaseError> {
+/// Whether a change that was read is still there, as it was.
+async fn is_there(
+    connection: &mut PgConnection,
+    change: Option<&(i64, String)>,
+) -> Result<bool, DatabaseError> {
+    let Some((id, xid)) = change else { return Ok(true) };
+    let sql = format!("SELECT FROM rule_changes WHERE id = {id} AND xid::text = {}", super::quoted(xid));
+    Ok(!super::all(connection, &sql).await?.is_empty())
+}
+
+async fn changes_since(connection: &mut PgConnection, seen: &Seen) -> Result<Vec<Changed>, DatabaseError> {
     let sql = format!(
-        "SELECT id, source, row_id FROM rule_changes
-         WHERE xid >= '{xid}'::xid8 AND xid < pg_snapshot_xmax(pg_current_snapshot())"
+        "SELECT id, xid::text, version, source, row_id FROM rule_changes
+         WHERE xid >= '{}'::xid8 AND NOT pg_visible_in_snapshot(xid, {}::pg_snapshot)
+           AND xid < pg_snapshot_xmax(pg_current_snapshot())
+         LIMIT {}",
+        seen.xmin,
+        super::quoted(&seen.snapshot),
+        MOST_CHANGES + 1
     );
     let mut changes = Vec::new();
     for row in super::all(connection, &sql).await? {
-        let source: String = row.try_get(1)?;
+        let source: String = row.try_get(3)?;
         // A newer schema may have tables that this version knows nothing of.
         let Some(table) = Table::ALL.into_iter().find(|table| table.name() == source) else { continue };
-        changes.push(Changed { id: row.try_get(0)?, table, row: row.try_get(2)? });
+        changes.push(Changed {
+            id: row.try_get(0)?,
+            xid: row.try_get(1)?,
+            version: row.try_get(2)?,
+            table,
+            row: row.try_get(4)?,
+        });
     }
     Ok(changes)
 }
 
+/// Who has made the versions that changes belong to.
+async fn authors(
+    connection: &mut PgConnection,
+    news: &[Changed],
+) -> Result<Vec<(i64, String, String)>, DatabaseError> {
+    let versions: HashSet<i64> = news.iter().map(|change| change.version).collect();
+    if versions.is_empty() {
+        return Ok(Vec::new());
+    }
+    let list = versions.iter().map(i64::to_string).collect::<Vec<_>>().join(",");
+    let sql = format!(
+        "SELECT version, who, coalesce(what, '') FROM rule_versions WHERE version IN ({list}) ORDER BY version"
+    );
+    let rows = super::all(connection, &sql).await?;
+    let author = |row: &PgRow| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
+    Ok(rows.iter().map(author).collect::<Result<_, sqlx::Error>>()?)
+}
+
 /// The rows that have changed, as they are now.
-async fn read_rows(connection: &mut PgConnection, news: &[&Changed]) -> Result<Vec<Change>, DatabaseError> {
+async fn read_rows(connection: &mut PgConnection, news: &[Changed]) -> Result<Vec<Change>, DatabaseError> {
     let mut changes = Vec::new();
     for table in Table::ALL {
         let mut ids: HashSet<&str> =
             news.iter().filter(|change| change.table == table).map(|change| &*change.row).collect();
+        // An id that is none, in a forged entry, is not asked for.
+        ids.retain(|id| table == Table::Tenants || id.parse::<i64>().is_ok());
         if ids.is_empty() {
             continue;
         }
@@ -191,7 +286,7 @@ async fn read_rows(connection: &mut PgConnection, news: &[&Changed]) -> Result<V
             if let Some(Some(id)) = row.first() {
                 ids.remove(&**id);
             }
-            changes.push(read::change(table, &row)?);
+            changes.extend(understood(table, &row));
         }
         changes.extend(ids.into_iter().filter_map(|id| read::gone(table, id)));
     }
@@ -203,7 +298,14 @@ async fn load(connection: &mut PgConnection, table: Table, book: &mut Book) -> R
     let sql = table.select();
     let mut rows = connection.fetch(&*sql);
     while let Some(row) = rows.try_next().await? {
-        book.apply(&read::change(table, &read::raw(&row)?)?);
+        if let Some(change) = understood(table, &read::raw(&row)?) {
+            book.apply(&change);
+        }
     }
     Ok(())
+}
+
+/// What a row says; one that is nobody's is told of, and left.
+fn understood(table: Table, row: &read::RawRow) -> Option<Change> {
+    read::change(table, row).inspect_err(|reason| tracing::error!(reason, "skipped")).ok()
 }

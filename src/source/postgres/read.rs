@@ -64,11 +64,13 @@ impl Table {
     }
 }
 
-/// A time as microseconds since 1970; `infinity` is no bound, and what lies before 1970 is 0.
+/// A time as microseconds since 1970, whatever can be written into the column: `infinity` is later than
+/// all, and what lies before 1970 is 0.
 fn micros(column: &str) -> String {
     format!(
-        "CASE WHEN isfinite({column}) THEN greatest(0, floor(extract(epoch FROM {column}) * 1000000))::bigint
-              WHEN {column} < '1970-01-01' THEN 0 END"
+        "CASE WHEN {column} IS NULL THEN NULL WHEN {column} < '1970-01-01' THEN 0
+              WHEN {column} < '9999-12-31' THEN floor(extract(epoch FROM {column}) * 1000000)::bigint
+              ELSE 9223372036854775807 END"
     )
 }
 
@@ -87,21 +89,24 @@ pub(super) fn raw(row: &PgRow) -> Result<RawRow, DatabaseError> {
     (0..row.len()).map(text).collect()
 }
 
-/// What a row says; an error is a row without an id.
-pub fn change(table: Table, raw: &RawRow) -> Result<Change, DatabaseError> {
+/// What a row says. An error is a row that is nobody's: one without an id, or a key that is none.
+pub fn change(table: Table, raw: &RawRow) -> Result<Change, String> {
     let column = |index: usize| raw.get(index).and_then(Option::as_deref);
     let id = || column(0).and_then(|id| id.parse().ok());
     let change = match table {
-        Table::Rules | Table::PlanRules => id().and_then(|id| {
-            let who = column(1)?;
+        Table::Rules | Table::PlanRules => id().map(|id| {
+            let who = column(1).filter(|who| !who.is_empty());
             let (id, holder) = match (table, who) {
-                (Table::PlanRules, plan) => (RowId::Plan(id), Holder::Plan(plan.into())),
-                (_, "*") => (RowId::Rule(id), Holder::Anyone),
-                (_, tenant) => (RowId::Rule(id), Holder::Tenant(tenant.into())),
+                (Table::PlanRules, plan) => (RowId::Plan(id), Holder::Plan(plan.unwrap_or_default().into())),
+                (_, Some("*")) => (RowId::Rule(id), Holder::Anyone),
+                (_, tenant) => (RowId::Rule(id), Holder::Tenant(tenant.unwrap_or_default().into())),
             };
             let route = column(2).filter(|route| *route != "*").map(Arc::from);
-            let terms = terms(&column).map(Arc::new).map_err(Arc::from);
-            Some(Change::Row(id, Some(BookRow { holder, route, terms })))
+            let terms = match (who, column(2)) {
+                (Some(_), Some(_)) => terms(&column),
+                _ => Err("expected a tenant or plan, and a route; * is any".into()),
+            };
+            Change::Row(id, Some(BookRow { holder, route, terms: terms.map(Arc::new).map_err(Arc::from) }))
         }),
         Table::Tenants => column(0).map(|name| {
             let record =
@@ -113,7 +118,9 @@ pub fn change(table: Table, raw: &RawRow) -> Result<Change, DatabaseError> {
             Some(Change::Key(id, Some(KeyRecord { hash, tenant: column(2)?.into() })))
         }),
     };
-    change.ok_or_else(|| DatabaseError::Failed(format!("a row of {} that makes no sense", table.name())))
+    change.ok_or_else(|| {
+        format!("row {} of {} makes no sense", column(0).unwrap_or("without id"), table.name())
+    })
 }
 
 /// What is gone with the row `id` of a table.

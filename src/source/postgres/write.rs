@@ -40,12 +40,21 @@ pub struct Address<'a> {
     pub route: &'a str,
 }
 
+/// What must be so for a change to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Condition {
+    /// The rule has one of these `ETag`s; `*` is any, but one.
+    pub one_of: Option<Vec<String>>,
+    /// There is no such rule yet.
+    pub is_new: bool,
+}
+
 /// One rule as the database has it.
 #[derive(Clone, Debug)]
 pub struct Stored {
     /// What it says.
     pub rule: Value,
-    /// Its `ETag`.
+    /// Its `ETag`, in quotes.
     pub etag: String,
 }
 
@@ -79,7 +88,7 @@ impl Writer {
         for (table, order) in [(Table::Rules, "tenant_id, route_id"), (Table::PlanRules, "plan, route_id")] {
             let sql = format!("{} ORDER BY {order}", table.select());
             for row in super::all(&mut transaction, &sql).await? {
-                rules.push(rule_json(&read::change(table, &read::raw(&row)?)?));
+                rules.push(rule_json(&read::change(table, &read::raw(&row)?)));
             }
         }
         Ok(rules)
@@ -87,39 +96,61 @@ impl Writer {
 
     /// Adds rules, or puts them in the place of those that are there. The version that this makes; none
     /// if nothing changes.
-    pub async fn put(
-        &self,
-        rows: &[Row],
-        if_match: Option<&str>,
-        author: &Author<'_>,
-    ) -> Result<Option<i64>, DatabaseError> {
+    pub async fn put(&self, rows: &[Row], author: &Author<'_>) -> Result<Option<i64>, DatabaseError> {
         let mut transaction = self.begin(author).await?;
-        if let (Some(expected), [row]) = (if_match, rows) {
-            expect(&mut transaction, &address_of(row), expected).await?;
+        let mut rows: Vec<&Row> = rows.iter().collect();
+        // In one order, so that two imports cannot wait for each other.
+        rows.sort_by_key(|row| key_of(row));
+        if let Some(twice) = rows.windows(2).find(|pair| key_of(pair[0]) == key_of(pair[1])) {
+            let message = format!(
+                "{}: a second row for the same; the first one is at {}",
+                twice[1].place, twice[0].place
+            );
+            return Err(DatabaseError::Invalid(message));
         }
-        let is_of_plan = |row: &&Row| row.plan.is_some();
-        for (table, rows) in [
-            (Table::Rules, rows.iter().filter(|row| !is_of_plan(row)).collect::<Vec<_>>()),
-            (Table::PlanRules, rows.iter().filter(is_of_plan).collect()),
-        ] {
+        let (of_plans, of_tenants): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.plan.is_some());
+        for (table, rows) in [(Table::Rules, of_tenants), (Table::PlanRules, of_plans)] {
             for rows in rows.chunks(ROWS_PER_INSERT) {
+                keep_lasting(&mut transaction, table, rows).await?;
                 super::run(&mut transaction, &insert(table, rows)?).await?;
             }
         }
         finish(transaction).await
     }
 
+    /// [`Writer::put`] for one rule, on a condition; gives what is stored then.
+    pub async fn put_if(
+        &self,
+        row: &Row,
+        condition: &Condition,
+        author: &Author<'_>,
+    ) -> Result<Stored, DatabaseError> {
+        let mut transaction = self.begin(author).await?;
+        let address = address_of(row);
+        expect(&mut transaction, &address, condition).await?;
+        keep_lasting(&mut transaction, address.table, &[row]).await?;
+        let mut sql = insert(address.table, &[row])?;
+        if condition.is_new {
+            let cut = sql.find(" DO UPDATE").unwrap_or(sql.len());
+            sql.replace_range(cut.., " DO NOTHING");
+        }
+        if super::run(&mut transaction, &sql).await? == 0 {
+            return Err(DatabaseError::Changed("there already".into()));
+        }
+        let stored = stored(&mut transaction, &address, "").await?;
+        transaction.commit().await?;
+        stored.ok_or_else(|| nothing_at(&address))
+    }
+
     /// Deletes a rule. The version that this makes.
     pub async fn delete(
         &self,
         address: &Address<'_>,
-        if_match: Option<&str>,
+        condition: &Condition,
         author: &Author<'_>,
     ) -> Result<Option<i64>, DatabaseError> {
         let mut transaction = self.begin(author).await?;
-        if let Some(expected) = if_match {
-            expect(&mut transaction, address, expected).await?;
-        }
+        expect(&mut transaction, address, condition).await?;
         let sql = format!("DELETE FROM {} WHERE {}", address.table.name(), address.condition());
         let deleted = super::run(&mut transaction, &sql).await?;
         if deleted == 0 {
@@ -242,7 +273,7 @@ impl Writer {
     async fn begin(&self, author: &Author<'_>) -> Result<Transaction<'static, Postgres>, DatabaseError> {
         let mut transaction = self.pool.begin().await?;
         let sql = format!(
-            "SET LOCAL standard_conforming_strings = on;
+            "SET LOCAL statement_timeout = '60s';
              SELECT set_config('tollgate.who', {}, true), set_config('tollgate.what', {}, true)",
             quoted(author.who),
             quoted(author.what)
@@ -267,7 +298,7 @@ async fn stored(
     lock: &str,
 ) -> Result<Option<Stored>, DatabaseError> {
     let sql = format!(
-        "SELECT left(md5(to_jsonb(r)::text), 16) FROM {} r WHERE {} {lock}",
+        "SELECT left(md5((to_jsonb(r) - 'updated_at')::text), 16) FROM {} r WHERE {} {lock}",
         address.table.name(),
         address.condition()
     );
@@ -275,22 +306,52 @@ async fn stored(
     let etag: String = row.try_get(0)?;
     let sql = format!("{} WHERE {}", address.table.select(), address.condition());
     let row = connection.fetch_one(&*sql).await?;
-    let rule = rule_json(&read::change(address.table, &read::raw(&row)?)?);
-    Ok(Some(Stored { rule, etag }))
+    let rule = rule_json(&read::change(address.table, &read::raw(&row)?));
+    Ok(Some(Stored { rule, etag: format!("\"{etag}\"") }))
 }
 
-/// Fails if the rule is not the one that was read before; `*` is any, but one.
+/// Fails if the rule is not as the condition says.
 async fn expect(
     connection: &mut PgConnection,
     address: &Address<'_>,
-    expected: &str,
+    condition: &Condition,
 ) -> Result<(), DatabaseError> {
-    let stored = stored(connection, address, "FOR UPDATE").await?;
-    match stored {
-        Some(stored) if expected == "*" || expected.trim_matches('"') == stored.etag => Ok(()),
-        Some(stored) => Err(DatabaseError::Changed(format!("\"{}\"", stored.etag))),
+    let Some(one_of) = &condition.one_of else { return Ok(()) };
+    match stored(connection, address, "FOR UPDATE").await? {
+        Some(stored) if one_of.iter().any(|etag| *etag == "*" || *etag == stored.etag) => Ok(()),
+        Some(stored) => Err(DatabaseError::Changed(stored.etag)),
         None => Err(DatabaseError::Changed("gone".into())),
     }
+}
+
+/// Fails where a rule for a time would take the place of one that lasts: at its end there would be none.
+async fn keep_lasting(
+    connection: &mut PgConnection,
+    table: Table,
+    rows: &[&Row],
+) -> Result<(), DatabaseError> {
+    for row in rows.iter().filter(|row| row.terms.value.valid_from.or(row.terms.value.valid_until).is_some())
+    {
+        let address = address_of(row);
+        let sql = format!(
+            "SELECT FROM {} WHERE {} AND valid_from IS NULL AND valid_until IS NULL",
+            table.name(),
+            address.condition()
+        );
+        if !super::all(connection, &sql).await?.is_empty() {
+            return Err(DatabaseError::Invalid(format!(
+                "valid_from, valid_until: the rule for {} on {} lasts, and would be lost; give it to the tenant on \
+                 any route (*) or to its plan first, and delete it here",
+                address.holder, address.route
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn key_of(row: &Row) -> (bool, &str, &str) {
+    let address = address_of(row);
+    (address.table == Table::PlanRules, address.holder, address.route)
 }
 
 fn nothing_at(address: &Address<'_>) -> DatabaseError {
@@ -301,7 +362,7 @@ fn nothing_at(address: &Address<'_>) -> DatabaseError {
 }
 
 /// Where a row belongs.
-pub fn address_of(row: &Row) -> Address<'_> {
+fn address_of(row: &Row) -> Address<'_> {
     let (table, holder) = match (&row.plan, &row.tenant) {
         (Some(plan), _) => (Table::PlanRules, &**plan),
         (None, tenant) => (Table::Rules, tenant.as_deref().unwrap_or("*")),
@@ -365,8 +426,8 @@ fn values(row: &Row) -> Result<String, DatabaseError> {
 }
 
 /// A rule as the API and the command line show it: as a row of the configuration is written.
-fn rule_json(change: &Change) -> Value {
-    let Change::Row(_, Some(row)) = change else { return Value::Null };
+fn rule_json(change: &Result<Change, String>) -> Value {
+    let Ok(Change::Row(_, Some(row))) = change else { return json!({ "fault": "makes no sense" }) };
     let mut rule = match &row.holder {
         Holder::Plan(plan) => json!({ "plan": plan }),
         Holder::Tenant(tenant) => json!({ "tenant": tenant }),
