@@ -14,6 +14,7 @@ COPY Cargo.toml Cargo.lock ./
 COPY benches ./benches
 COPY tests ./tests
 COPY lua ./lua
+COPY migrations ./migrations
 COPY src ./src
 # Function names stay in the binary for backtraces, line tables do not. The touch makes cargo compile
 # this crate in any case: a checkout of an older commit could look fresh to the cached target folder.

@@ -209,6 +209,8 @@ pub struct Database {
     pub url: Placed<Secret>,
     /// How often is looked for changes that no notification told of.
     pub refresh: Duration,
+    /// Whether notifications are listened to. Behind a pooler in transaction mode none come.
+    pub listen: bool,
     /// The file that keeps the last good rules for a start without the database.
     pub cache: PathBuf,
 }

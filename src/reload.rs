@@ -206,7 +206,7 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
     compare(running.identity.hash_secret != new.identity.hash_secret, "identity.hash_secret");
     let database = |config: &Config| {
         let database = config.rules.database.as_ref()?;
-        Some((database.url.value.clone(), database.refresh, database.cache.clone()))
+        Some((database.url.value.clone(), database.refresh, database.listen, database.cache.clone()))
     };
     compare(database(running) != database(new), "rules.database");
     compare(

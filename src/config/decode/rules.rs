@@ -68,7 +68,11 @@ pub(in crate::config) fn built_in_default() -> Limit {
 }
 
 fn database_of(node: &Node<'_>, r: &mut Reading<'_>) -> Option<Database> {
-    let [url, refresh, cache] = r.fields(node, "rules.database", ["url", "refresh", "cache"]);
+    let [url, refresh, listen, cache] =
+        r.fields(node, "rules.database", ["url", "refresh", "listen", "cache"]);
+    let listen = listen
+        .and_then(|node| r.one_of(node, "rules.database.listen", &[("true", true), ("false", false)]))
+        .unwrap_or(true);
     let refresh = refresh.and_then(|node| Some(placed(node, r.duration(node, "rules.database.refresh")?)));
     if let Some(refresh) = refresh.filter(|refresh| refresh.value.is_zero()) {
         r.fault(refresh.place, "rules.database.refresh", "expected at least 1ms");
@@ -85,6 +89,7 @@ fn database_of(node: &Node<'_>, r: &mut Reading<'_>) -> Option<Database> {
     Some(Database {
         url: placed(node, Secret(url.into_owned())),
         refresh: refresh.map_or(Duration::from_secs(30), |refresh| refresh.value),
+        listen,
         cache: PathBuf::from(cache.as_deref().unwrap_or("rules.cache")),
     })
 }

@@ -35,6 +35,7 @@ const MOST_CHANGES: usize = 20_000;
 pub struct Feed {
     options: PgConnectOptions,
     refresh: Duration,
+    listen: bool,
     listener: Option<PgListener>,
     /// What has been read; nothing yet if none.
     seen: Option<Seen>,
@@ -78,6 +79,7 @@ impl Feed {
         Ok(Self {
             options: options(&database.url.value)?,
             refresh: database.refresh,
+            listen: database.listen,
             listener: None,
             seen: None,
         })
@@ -117,7 +119,8 @@ impl Feed {
 
     /// What has changed; `None` if all must be read.
     async fn look(&mut self) -> Result<Option<News>, DatabaseError> {
-        let mut transaction = connected(&mut self.listener, &self.options).await?.begin().await?;
+        let mut transaction =
+            connected(&mut self.listener, &self.options, self.listen).await?.begin().await?;
         super::run(&mut transaction, CONSISTENT).await?;
         let now = Now::read(&mut transaction).await?;
         let Some(seen) = &self.seen else { return Ok(None) };
@@ -139,7 +142,8 @@ impl Feed {
 
     /// All there is.
     async fn load(&mut self) -> Result<News, DatabaseError> {
-        let mut transaction = connected(&mut self.listener, &self.options).await?.begin().await?;
+        let mut transaction =
+            connected(&mut self.listener, &self.options, self.listen).await?.begin().await?;
         super::run(&mut transaction, CONSISTENT).await?;
         let now = Now::read(&mut transaction).await?;
         let mut book = Book::default();
@@ -161,6 +165,7 @@ impl Feed {
 async fn connected<'l>(
     listener: &'l mut Option<PgListener>,
     options: &PgConnectOptions,
+    listen: bool,
 ) -> Result<&'l mut PgListener, DatabaseError> {
     if listener.is_none() {
         // A pool of its own each time: an old connection may hang, and would hold the only place.
@@ -174,7 +179,9 @@ async fn connected<'l>(
         new.eager_reconnect(false);
         new.ignore_pool_close_event(true);
         // Before anything is read: a change meanwhile is told of.
-        new.listen(CHANNEL).await?;
+        if listen {
+            new.listen(CHANNEL).await?;
+        }
         *listener = Some(new);
     }
     listener.as_mut().ok_or(DatabaseError::Late(CONNECT_WITHIN))

@@ -1,8 +1,8 @@
 //! Changes of rules and keys, each in one transaction that tells who makes it and what it is.
 
 use serde_json::{Value, json};
-use sqlx::postgres::PgConnection;
-use sqlx::{Executor as _, PgPool, Postgres, Row as _, Transaction};
+use sqlx::postgres::{PgConnection, PgListener};
+use sqlx::{Acquire as _, Executor as _, PgPool, Postgres, Row as _, Transaction};
 
 use super::read::{self, Table};
 use super::{DatabaseError, pool, quoted};
@@ -76,14 +76,16 @@ impl Writer {
 
     /// One rule.
     pub async fn get(&self, address: &Address<'_>) -> Result<Stored, DatabaseError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = connection.begin().await?;
         let stored = stored(&mut transaction, address, "").await?;
         stored.ok_or_else(|| nothing_at(address))
     }
 
     /// All rules of the database, those of tenants before those of plans.
     pub async fn list(&self) -> Result<Vec<Value>, DatabaseError> {
-        let mut transaction = self.pool.begin().await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = connection.begin().await?;
         let mut rules = Vec::new();
         for (table, order) in [(Table::Rules, "tenant_id, route_id"), (Table::PlanRules, "plan, route_id")] {
             let sql = format!("{} ORDER BY {order}", table.select());
@@ -97,7 +99,8 @@ impl Writer {
     /// Adds rules, or puts them in the place of those that are there. The version that this makes; none
     /// if nothing changes.
     pub async fn put(&self, rows: &[Row], author: &Author<'_>) -> Result<Option<i64>, DatabaseError> {
-        let mut transaction = self.begin(author).await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = begin(&mut connection, author).await?;
         let mut rows: Vec<&Row> = rows.iter().collect();
         // In one order, so that two imports cannot wait for each other.
         rows.sort_by_key(|row| key_of(row));
@@ -125,7 +128,8 @@ impl Writer {
         condition: &Condition,
         author: &Author<'_>,
     ) -> Result<Stored, DatabaseError> {
-        let mut transaction = self.begin(author).await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = begin(&mut connection, author).await?;
         let address = address_of(row);
         expect(&mut transaction, &address, condition).await?;
         keep_lasting(&mut transaction, address.table, &[row]).await?;
@@ -149,7 +153,8 @@ impl Writer {
         condition: &Condition,
         author: &Author<'_>,
     ) -> Result<Option<i64>, DatabaseError> {
-        let mut transaction = self.begin(author).await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = begin(&mut connection, author).await?;
         expect(&mut transaction, address, condition).await?;
         let sql = format!("DELETE FROM {} WHERE {}", address.table.name(), address.condition());
         let deleted = super::run(&mut transaction, &sql).await?;
@@ -166,9 +171,10 @@ impl Writer {
                     (SELECT count(*) FROM rule_changes c WHERE c.version = v.version)
              FROM rule_versions v ORDER BY version DESC LIMIT {most}"
         );
-        let mut connection = self.pool.acquire().await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = connection.begin().await?;
         let mut versions = Vec::new();
-        for row in super::all(&mut connection, &sql).await? {
+        for row in super::all(&mut transaction, &sql).await? {
             versions.push(json!({
                 "version": row.try_get::<i64, _>(0)?,
                 "at": row.try_get::<String, _>(1)?,
@@ -183,7 +189,8 @@ impl Writer {
     /// What is different at version `to` from version `from`, row by row.
     pub async fn diff(&self, from: i64, to: i64) -> Result<Vec<Value>, DatabaseError> {
         let (low, high) = (from.min(to), from.max(to));
-        let mut transaction = self.pool.begin().await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = connection.begin().await?;
         for version in [low, high] {
             let sql = format!("SELECT 1 FROM rule_versions WHERE version = {version}");
             if version != 0 && super::all(&mut transaction, &sql).await?.is_empty() {
@@ -216,7 +223,8 @@ impl Writer {
 
     /// Puts the rules back to what they were at `version`: a version itself. None if nothing changes.
     pub async fn rollback(&self, version: i64, author: &Author<'_>) -> Result<Option<i64>, DatabaseError> {
-        let mut transaction = self.begin(author).await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = begin(&mut connection, author).await?;
         super::run(&mut transaction, &format!("SELECT tollgate_rollback({version})")).await?;
         finish(transaction).await
     }
@@ -229,7 +237,8 @@ impl Writer {
         note: Option<&str>,
         author: &Author<'_>,
     ) -> Result<i64, DatabaseError> {
-        let mut transaction = self.begin(author).await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = begin(&mut connection, author).await?;
         let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
         let sql = format!(
             "INSERT INTO api_keys (key_hash, tenant, note) VALUES (decode('{hex}', 'hex'), {}, {}) RETURNING id",
@@ -243,7 +252,8 @@ impl Writer {
 
     /// Revokes an API key.
     pub async fn revoke_key(&self, id: i64, author: &Author<'_>) -> Result<(), DatabaseError> {
-        let mut transaction = self.begin(author).await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = begin(&mut connection, author).await?;
         let sql = format!("UPDATE api_keys SET revoked_at = now() WHERE id = {id} AND revoked_at IS NULL");
         if super::run(&mut transaction, &sql).await? == 0 {
             return Err(DatabaseError::NotFound(format!("there is no key {id} that is not revoked")));
@@ -256,9 +266,10 @@ impl Writer {
     pub async fn keys(&self) -> Result<Vec<Value>, DatabaseError> {
         let sql = "SELECT id, tenant, note, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
                    to_char(revoked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') FROM api_keys ORDER BY id";
-        let mut connection = self.pool.acquire().await?;
+        let mut connection = self.connection().await?;
+        let mut transaction = connection.begin().await?;
         let mut keys = Vec::new();
-        for row in super::all(&mut connection, sql).await? {
+        for row in super::all(&mut transaction, sql).await? {
             keys.push(json!({
                 "id": row.try_get::<i64, _>(0)?,
                 "tenant": row.try_get::<String, _>(1)?,
@@ -270,21 +281,32 @@ impl Writer {
         Ok(keys)
     }
 
-    async fn begin(&self, author: &Author<'_>) -> Result<Transaction<'static, Postgres>, DatabaseError> {
-        let mut transaction = self.pool.begin().await?;
-        let sql = format!(
-            "SET LOCAL statement_timeout = '60s';
-             SELECT set_config('tollgate.who', {}, true), set_config('tollgate.what', {}, true)",
-            quoted(author.who),
-            quoted(author.what)
-        );
-        super::run(&mut transaction, &sql).await?;
-        Ok(transaction)
+    /// A connection that bears notifications: behind a pooler it may be one on which somebody listens.
+    async fn connection(&self) -> Result<PgListener, DatabaseError> {
+        let mut connection = PgListener::connect_with(&self.pool).await?;
+        connection.ignore_pool_close_event(true);
+        Ok(connection)
     }
 }
 
+/// Begins a change.
+async fn begin<'c>(
+    connection: &'c mut PgListener,
+    author: &Author<'_>,
+) -> Result<Transaction<'c, Postgres>, DatabaseError> {
+    let mut transaction = connection.begin().await?;
+    let sql = format!(
+        "SET LOCAL statement_timeout = '60s';
+         SELECT set_config('tollgate.who', {}, true), set_config('tollgate.what', {}, true)",
+        quoted(author.who),
+        quoted(author.what)
+    );
+    super::run(&mut transaction, &sql).await?;
+    Ok(transaction)
+}
+
 /// Ends a change; the version that it has made.
-async fn finish(mut transaction: Transaction<'static, Postgres>) -> Result<Option<i64>, DatabaseError> {
+async fn finish(mut transaction: Transaction<'_, Postgres>) -> Result<Option<i64>, DatabaseError> {
     let sql = "SELECT version FROM rule_versions WHERE xid = pg_current_xact_id_if_assigned() AND at = now()";
     let version = super::all(&mut transaction, sql).await?.pop();
     let version = version.map(|row| row.try_get(0)).transpose()?;
