@@ -9,8 +9,11 @@ pub mod fault;
 mod fields;
 mod yaml;
 
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use fault::{Fault, Place, Placed};
@@ -225,9 +228,9 @@ pub struct Row {
     /// Only for tenants of this plan.
     pub plan: Option<Box<str>>,
     /// Only for this route.
-    pub route: Option<Placed<Box<str>>>,
+    pub route: Option<Placed<Arc<str>>>,
     /// What it says; placed where its capacity is written.
-    pub terms: Placed<Terms>,
+    pub terms: Placed<Arc<Terms>>,
 }
 
 /// What a row says of those it is for.
@@ -375,9 +378,10 @@ pub fn read(text: &str, lookup: env::Lookup<'_>) -> Result<Config, Vec<Fault>> {
 /// Reads as much of a configuration as can be read, so that more faults can be found in it.
 pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fault>) {
     let (mut faults, mut rows, mut index) = (Vec::new(), Vec::new(), 0);
+    let mut shared = Shared::default();
     let mut take = |item, faults: &mut Vec<Fault>| {
         let mut reading = fields::Reading { faults: std::mem::take(faults), lookup };
-        rows.extend(decode::row(&item, index, &mut reading));
+        rows.extend(decode::row(&item, index, &mut reading).map(|row| shared.row(row)));
         index += 1;
         *faults = reading.faults;
     };
@@ -402,6 +406,32 @@ pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fau
         reading.fault(config.identity.keys.place, "identity.tenant.keys", message);
     }
     (Some(config), reading.faults)
+}
+
+/// What many rows have in common: half a million rows have few different terms, and few routes.
+#[derive(Default)]
+struct Shared {
+    terms: HashSet<Arc<Terms>>,
+    routes: HashSet<Arc<str>>,
+}
+
+impl Shared {
+    /// A row made of the copies that all rows share.
+    fn row(&mut self, mut row: Row) -> Row {
+        row.terms.value = one_of(&mut self.terms, row.terms.value);
+        if let Some(route) = &mut row.route {
+            route.value = one_of(&mut self.routes, Arc::clone(&route.value));
+        }
+        row
+    }
+}
+
+fn one_of<T: ?Sized + Hash + Eq>(known: &mut HashSet<Arc<T>>, value: Arc<T>) -> Arc<T> {
+    if let Some(known) = known.get(&*value) {
+        return Arc::clone(known);
+    }
+    known.insert(Arc::clone(&value));
+    value
 }
 
 /// Reads rows alone: a list of them, or a mapping with `rows`. `Err` has every fault.

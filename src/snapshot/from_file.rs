@@ -16,7 +16,6 @@ pub(super) fn rules(config: &Config, routes: &RouteTable, hasher: &Hasher, fault
         routes,
         seen: HashMap::with_capacity(config.rules.rows.len()),
         rows_on: HashSet::new(),
-        terms: HashSet::new(),
         rules: Rules::new(Terms::of(config.rules.default.value)),
         hasher,
         faults,
@@ -33,23 +32,12 @@ struct Building<'a> {
     seen: HashMap<(Holder, Option<RouteId>), Place>,
     /// Tenants and routes with a row for just them, where a route costs more than one token.
     rows_on: HashSet<(&'a str, RouteId)>,
-    /// Half a million rows have few different terms.
-    terms: HashSet<Arc<Terms>>,
     rules: Rules,
     hasher: &'a Hasher,
     faults: &'a mut Vec<Fault>,
 }
 
 impl<'a> Building<'a> {
-    fn terms(&mut self, terms: &Terms) -> Arc<Terms> {
-        if let Some(known) = self.terms.get(terms) {
-            return Arc::clone(known);
-        }
-        let terms = Arc::new(terms.clone());
-        self.terms.insert(Arc::clone(&terms));
-        terms
-    }
-
     fn add(&mut self, index: usize, row: &'a Row) {
         let route = match &row.route {
             None => None,
@@ -81,7 +69,7 @@ impl<'a> Building<'a> {
         {
             self.rows_on.insert((tenant, route));
         }
-        let terms = self.terms(&row.terms.value);
+        let terms = Arc::clone(&row.terms.value);
         self.rules.put(&holder, route, Entry::new(Origin::File(row.place), terms), self.hasher);
     }
 

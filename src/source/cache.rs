@@ -80,7 +80,7 @@ fn write_to(draft: &Path, database: &Database, book: &Book) -> io::Result<()> {
     out.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()
 }
 
-/// Reads what [`write`] has written for the same database.
+/// Reads what [`write()`] has written for the same database.
 pub fn read(database: &Database) -> Result<Book, CacheError> {
     let path = &database.cache;
     let file = File::open(path).map_err(|source| CacheError::Io { path: path.clone(), source })?;

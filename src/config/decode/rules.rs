@@ -1,6 +1,7 @@
 //! Rules: the default, rows, the database, and what is not available yet.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::ON_STORE_FAILURE;
@@ -163,7 +164,7 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
     );
     let any = |node: &&Node<'_>| !matches!(&node.kind, Kind::Scalar { text, .. } if text == "*");
     let tenant = tenant.filter(any).map(|node| r.name(node, "tenant"));
-    let route = route.filter(any).map(|node| Some(placed(node, r.name(node, "route")?)));
+    let route = route.filter(any).map(|node| Some(placed(node, Arc::from(r.name(node, "route")?))));
     let limit = limit_of(item, capacity, rate, field, r);
     let plan_place = plan.map(|node| node.place);
     let plan = plan.map(|node| r.name(node, "plan"));
@@ -202,7 +203,7 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
         tenant: tenant.flatten(),
         plan: plan.flatten(),
         route: route.flatten(),
-        terms: Placed { value: terms, place: limit.place },
+        terms: Placed { value: Arc::new(terms), place: limit.place },
     })
 }
 
