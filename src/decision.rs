@@ -34,6 +34,8 @@ pub enum Basis {
     NoRule,
     /// The store decided.
     Store,
+    /// The store has refused the same lately, and it cannot fit yet.
+    Denial,
     /// What the rules say for when the store does not.
     Fallback,
 }
@@ -114,6 +116,7 @@ impl Basis {
         match self {
             Self::NoRule => "no_rule",
             Self::Store => "store",
+            Self::Denial => "denial",
             Self::Fallback => "fallback",
         }
     }

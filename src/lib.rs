@@ -32,6 +32,7 @@ pub mod source;
 
 // layer 4: decisions
 pub mod breaker;
+pub mod denials;
 pub mod fallback;
 // (on top of it)
 pub mod limiter;

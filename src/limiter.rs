@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::breaker::{Breaker, State};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{Basis, Decision};
+use crate::denials::Denials;
 use crate::fallback::Fallback;
 use crate::metrics::Metrics;
 use crate::rule::{Check, Checks};
@@ -29,9 +30,11 @@ pub struct Limiter {
     logged_at: AtomicU64,
 }
 
-/// What a limiter needs on a store that can fail.
+/// What a limiter needs on a store that is elsewhere, and can fail.
 #[derive(Debug)]
 pub struct Outage {
+    /// What need not be asked.
+    pub denials: Denials,
     /// The circuit in front of the store.
     pub breaker: Breaker,
     /// What decides meanwhile.
@@ -56,13 +59,17 @@ impl Limiter {
         if checks.is_empty() {
             return Decision::no_rule();
         }
-        let Some(Outage { breaker, fallback, .. }) = &self.outage else {
+        let Some(Outage { denials, breaker, fallback, .. }) = &self.outage else {
             return match self.store.acquire(checks).await {
                 Ok(verdicts) => Decision::from_verdicts(Basis::Store, checks, verdicts),
                 Err(_) => Decision::unavailable(),
             };
         };
-        let Some(call) = breaker.admit() else { return fallback.decide_and_owe(checks, self.clock.now()) };
+        let asked = self.clock.now();
+        if let Some(refusal) = denials.refuse(checks, asked) {
+            return refusal;
+        }
+        let Some(call) = breaker.admit() else { return fallback.decide_and_owe(checks, asked) };
         let answer = self.store.acquire(checks).await;
         let now = self.clock.now();
         match answer {
@@ -72,7 +79,9 @@ impl Limiter {
                 if breaker.state() == State::Closed {
                     fallback.learn(checks, &verdicts, now);
                 }
-                Decision::from_verdicts(Basis::Store, checks, verdicts)
+                let decision = Decision::from_verdicts(Basis::Store, checks, verdicts);
+                denials.note(checks, &decision, asked, now);
+                decision
             }
             Err(fault) => {
                 if fault.is_of_the_node() && call.failed(now) {
@@ -100,7 +109,7 @@ impl Limiter {
     /// One step of the way back, if one is due: a probe, then what was spent meanwhile is debited,
     /// then requests are decided by the store again. In this order, so that recovery is no free burst.
     pub async fn recover(&self) {
-        let Some(Outage { breaker, fallback, probe: check }) = &self.outage else { return };
+        let Some(Outage { breaker, fallback, probe: check, .. }) = &self.outage else { return };
         // Without a connection a probe could only fail, and make the next pause longer.
         if !self.store.is_up() {
             breaker.note_down(self.clock.now());

@@ -249,6 +249,7 @@ impl Metrics {
             decisions: self.decisions.clone(),
             disagreements: self.disagreements.clone(),
             admitted_by_store: self.decisions.with_label_values(&[route, "default", "admitted", "store"]),
+            refused_by_denial: self.decisions.with_label_values(&[route, "default", "refused", "denial"]),
             refused_by_store: self.decisions.with_label_values(&[route, "default", "refused", "store"]),
             seconds_by_store: self.decision_seconds.with_label_values(&["store"]),
             route: route.into(),
@@ -264,6 +265,7 @@ pub struct RouteMetrics {
     disagreements: IntCounterVec,
     admitted_by_store: IntCounter,
     refused_by_store: IntCounter,
+    refused_by_denial: IntCounter,
     seconds_by_store: Histogram,
     route: Box<str>,
 }
@@ -280,6 +282,7 @@ impl RouteMetrics {
         match (outcome, basis) {
             ("admitted", "store") => self.admitted_by_store.inc(),
             ("refused", "store") => self.refused_by_store.inc(),
+            ("refused", "denial") => self.refused_by_denial.inc(),
             _ => self.decisions.with_label_values(&[&*self.route, rule, outcome, basis]).inc(),
         }
     }

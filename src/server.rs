@@ -29,6 +29,7 @@ use crate::breaker::Breaker;
 use crate::clock::{Clock, SystemClock};
 use crate::config::fault::Placed;
 use crate::config::{self, Config, Listener, OnStoreFailure};
+use crate::denials::Denials;
 use crate::fallback::Fallback;
 use crate::key::Key;
 use crate::limiter::{Limiter, Outage};
@@ -120,6 +121,7 @@ where
     let gateways = Arc::new(AtomicU32::new(config.gateways.unwrap_or(1)));
     let (store, driver, store_kind) = store(&config, &id, &gateways, &memory, &metrics)?;
     let outage = config.store.redis.is_some().then(|| Outage {
+        denials: Denials::default(),
         breaker: Breaker::new(config.store.breaker, seed(&id)),
         fallback: Fallback::new(Arc::clone(&memory), gateways, config.store.max_keys, metrics.clone()),
         probe: probe(&config, &id),

@@ -158,3 +158,45 @@ fn no_waste() {
         assert_eq!(refused, 0);
     });
 }
+
+/// A flood over its limit hardly reaches Redis: refusals that cannot be otherwise are given here. A raised
+/// limit is no matter of waiting, and a bucket that somebody has reset by hand is noticed after a second.
+#[test]
+fn a_flood_of_refusals_is_not_redis_matter() {
+    let (redis, upstream) = (Redis::start(), Upstream::start());
+    let rules = |capacity: u64| {
+        everything_to(
+            &upstream,
+            &format!("  rows: [{{tenant: t, capacity: {capacity}, refill_per_second: 1/m}}]"),
+        )
+    };
+    let gateway = Gateway::start(&on(&redis), &rules(5));
+    let mut client = Connection::open(gateway.port);
+    let mut ask = || client.ask("GET", "/", "t");
+    for _ in 0..5 {
+        assert_eq!(ask().status, 200);
+    }
+    let before = gateway.metric("tollgate_store_calls_total");
+    let started = Instant::now();
+    for _ in 0..500 {
+        let refusal = ask();
+        assert_eq!((refusal.status, refusal.number("x-ratelimit-remaining")), (429, 0));
+        assert!((50..=60).contains(&refusal.number("retry-after")), "{refusal:?}");
+    }
+    let calls = gateway.metric("tollgate_store_calls_total") - before;
+    assert!(calls <= 2 + started.elapsed().as_secs(), "{calls} calls");
+    let by_denial =
+        "tollgate_decisions_total{basis=\"denial\",outcome=\"refused\",route=\"all\",rule=\"default\"}";
+    assert!(gateway.metric(by_denial) >= 490, "{}", gateway.metric(by_denial));
+
+    redis.command::<i64>(&["DEL", "rl:{t}:all"]);
+    let started = Instant::now();
+    while ask().status != 200 {
+        assert!(started.elapsed() < Duration::from_millis(1_500), "the reset was not noticed");
+    }
+    while ask().status == 200 {}
+    gateway.write(&rules(6));
+    redis.command::<i64>(&["DEL", "rl:{t}:all"]);
+    gateway.reload();
+    assert_eq!(ask().status, 200, "another limit is another question");
+}

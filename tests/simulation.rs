@@ -13,6 +13,7 @@ use tollgate::breaker::{Breaker, State};
 use tollgate::clock::{Clock, ManualClock, Timestamp};
 use tollgate::config::Breaker as Settings;
 use tollgate::decision::Admission;
+use tollgate::denials::Denials;
 use tollgate::fallback::Fallback;
 use tollgate::limiter::{Limiter, Outage};
 use tollgate::metrics::Metrics;
@@ -101,6 +102,7 @@ impl World {
                 apart: Duration::ZERO,
             };
             let outage = Outage {
+                denials: Denials::default(),
                 breaker: Breaker::new(settings, seed ^ index),
                 fallback: Fallback::new(memory, Arc::clone(&live), 1_000, metrics.clone()),
                 probe: check(&format!("probe{index}"), 1_000, "1000", 1),

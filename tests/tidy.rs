@@ -14,7 +14,7 @@ const LAYERS: [&[&str]; 14] = [
     &["decision", "snapshot"],
     &["store"],
     &["source"],
-    &["breaker", "fallback"],
+    &["breaker", "denials", "fallback"],
     &["limiter"],
     &["proxy"],
     &["reload"],

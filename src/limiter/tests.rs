@@ -55,7 +55,7 @@ fn limiter(gateways: u32, answers: Vec<Result<Outcome, StoreFault>>) -> (Limiter
         apart: Duration::ZERO,
     };
     let probe = checks(10, OnStoreFailure::Local).remove(0);
-    let outage = Outage { breaker: Breaker::new(settings, 1), fallback, probe };
+    let outage = Outage { denials: Denials::default(), breaker: Breaker::new(settings, 1), fallback, probe };
     (Limiter::new(Arc::new(Scripted(Mutex::new(answers))), Some(outage), clock, metrics), memory)
 }
 
