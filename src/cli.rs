@@ -18,6 +18,15 @@ use clap::{Parser, Subcommand};
 
 use crate::config::SCHEMA;
 
+/// A line to standard output. Whoever reads may have read enough (`| head`): then nobody is told.
+macro_rules! say {
+    ($($argument:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($argument)*);
+    }};
+}
+use say;
+
 /// Exit code for a configuration with faults, and for a wrong command line.
 const EXIT_FAULTS: u8 = 2;
 

@@ -70,13 +70,14 @@ impl Denials {
         let check = alone(checks).filter(|_| self.count.load(Ordering::Relaxed) > 0)?;
         let mut shard = self.shard(&check.key);
         let (index, _, denial) = shard.get_full(&check.key)?;
-        if now >= denial.until {
+        // Under another limit the bucket refills otherwise, also if the old one comes back.
+        if now >= denial.until || denial.limit != check.limit {
             shard.swap_remove_index(index);
             self.count.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        // Another limit since, or less to take: that is for the store to say.
-        if denial.limit != check.limit || denial.cost > check.cost {
+        // Less may fit: that is for the store to say.
+        if denial.cost > check.cost {
             return None;
         }
         let verdict = Verdict {

@@ -36,7 +36,8 @@ pub struct Snapshot {
     pub skipped: Map<RowId, Arc<Skipped>>,
     /// The rules of the file alone: what a whole load of the database begins with.
     from_file: Rules,
-    keys: Keys,
+    /// Whether requests name their tenant, or a key of it.
+    pub keys: Keys,
     hasher: Hasher,
     key_prefix: Box<str>,
 }

@@ -59,6 +59,21 @@ fn versions_by_command() {
     assert_eq!(world.command(&["rules", "import", file.to_str().unwrap()]), "version 9\n");
     assert_eq!(world.command(&["rules", "list"]), list);
 
+    let nobody = world.folder.path().join("nobody.yaml");
+    std::fs::write(&nobody, "- {capacity: 1, refill_per_second: 1}").unwrap();
+    let typo = world.tollgate(&[
+        "rules",
+        "set",
+        "--tenant",
+        "a",
+        "--route",
+        "ordres",
+        "--capacity",
+        "1",
+        "--refill-per-second",
+        "1",
+    ]);
+    assert!(typo.status.success() && String::from_utf8(typo.stderr).unwrap().contains("no route `ordres`"));
     for (arguments, expected) in [
         (&["rules", "rollback", "99"][..], "there is no version 99"),
         (&["rules", "diff", "0", "99"], "there is no version 99"),
@@ -83,6 +98,7 @@ fn versions_by_command() {
             "mode: expected one of enforce, shadow, off",
         ),
         (&["rules", "import", "no-such-file"], "cannot read no-such-file"),
+        (&["rules", "import", nobody.to_str().unwrap()], "expected a tenant, a plan or a route; * is any"),
     ] {
         let output = world.tollgate(arguments);
         let told = String::from_utf8(output.stderr).unwrap();
@@ -150,6 +166,8 @@ fn the_admin_api_reads_and_writes() {
     assert_eq!(write("PUT", &format!("If-Match: \"x\", {etag}\r\n"), good).status, 200, "one of a list");
     assert_eq!(get(gateway.admin, path, "").header("etag"), Some(&*etag), "nothing has changed");
     assert_eq!(write("PUT", "If-None-Match: *\r\n", good).status, 412, "it is there already");
+    assert_eq!(write("DELETE", "If-None-Match: *\r\n", "").status, 412);
+    assert_eq!(write("GET", &format!("If-None-Match: {etag}\r\n"), "").status, 200);
     let plan = admin(
         &gateway,
         "PUT",

@@ -154,12 +154,12 @@ impl Call<'_> {
     async fn one(&self, admin: &Admin, address: &Address<'_>, body: &[u8]) -> Answer {
         let writer = writer(admin)?;
         let what = format!("{} {} {} {}", self.method, address.table.name(), address.holder, address.route);
-        let condition = self.condition()?;
+        let condition = || self.condition();
         let stored = match self.method {
             Method::GET | Method::HEAD => writer.get(address).await?,
-            Method::PUT => writer.put_if(&row(address, body)?, &condition, &self.author(&what)).await?,
+            Method::PUT => writer.put_if(&row(address, body)?, &condition()?, &self.author(&what)).await?,
             Method::DELETE => {
-                return Ok(done(writer.delete(address, &condition, &self.author(&what)).await?));
+                return Ok(done(writer.delete(address, &condition()?, &self.author(&what)).await?));
             }
             _ => {
                 let message = "use GET, PUT or DELETE".into();
@@ -175,7 +175,9 @@ impl Call<'_> {
 
     async fn export(&self, admin: &Admin) -> Answer {
         let rules = writer(admin)?.list().await?;
-        Ok(json_response(StatusCode::OK, &json!({ "rows": rules })))
+        // What cannot be served could not be read again either.
+        let rows: Vec<_> = rules.into_iter().filter(|rule| rule["fault"].is_null()).collect();
+        Ok(json_response(StatusCode::OK, &json!({ "rows": rows })))
     }
 
     async fn import(&self, admin: &Admin, body: &[u8]) -> Answer {

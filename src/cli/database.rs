@@ -9,7 +9,7 @@ use crate::source;
 
 /// The configuration, of which only the sections about the database need be right.
 pub(super) fn config(path: &Path) -> anyhow::Result<Config> {
-    let text = source::file::read(path)?;
+    let text = source::file::read(path).map_err(|error| anyhow::anyhow!("{error}"))?;
     config::read(&text, &env::process).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(|fault| format!("{}:{fault}", path.display())).collect();
         anyhow::anyhow!("{}", faults.join("\n"))

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use super::database;
+use super::{database, say};
 use crate::key::Hasher;
 use crate::source::postgres::write::{Author, Writer};
 
@@ -65,12 +65,12 @@ impl Command {
                     .add_key(&hasher.key_hash(key.as_bytes()), &tenant, note.as_deref(), &author)
                     .await?;
                 eprintln!("key {id} of {tenant}; it is not shown again:");
-                println!("{key}");
+                say!("{key}");
             }
             Self::Revoke { id } => {
                 let what = format!("key {id} revoked");
                 writer.revoke_key(id, &Author { who: &who, what: &what }).await?;
-                println!("key {id} is revoked");
+                say!("key {id} is revoked");
             }
             Self::List => {
                 for key in writer.keys().await? {
@@ -79,7 +79,7 @@ impl Command {
                         Value::String(at) => format!("revoked {at}"),
                         _ => "valid".into(),
                     };
-                    println!(
+                    say!(
                         "{:>6}  {}  created {}  {state}  {}",
                         key["id"],
                         text("tenant"),

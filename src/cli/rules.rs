@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use super::database;
+use super::{database, say};
 use crate::config::{self, Row, env};
 use crate::source;
 use crate::source::postgres::Table;
@@ -43,7 +43,7 @@ enum Command {
         /// The version.
         version: i64,
     },
-    /// Adds a rule, or changes the one that is there.
+    /// Adds a rule, or puts it in the place of the one that is there: what is not given is as by default.
     Set(Box<Set>),
     /// Deletes a rule.
     Delete(Place),
@@ -117,34 +117,36 @@ struct Set {
 
 impl Rules {
     pub(super) fn run(self) -> anyhow::Result<ExitCode> {
-        let settings = database::of(&database::config(&self.config)?, &self.config)?;
+        let config = database::config(&self.config)?;
+        let settings = database::of(&config, &self.config)?;
+        let routes: Vec<&str> = config.routes.iter().map(|route| &*route.id.value).collect();
         database::block_on(async {
             let writer = Writer::new(&settings.url.value)?;
-            self.command.run(&writer).await
+            self.command.run(&writer, &routes).await
         })?
     }
 }
 
 impl Command {
-    async fn run(self, writer: &Writer) -> anyhow::Result<ExitCode> {
+    async fn run(self, writer: &Writer, routes: &[&str]) -> anyhow::Result<ExitCode> {
         let who = database::who();
         let author = |what| Author { who: &who, what };
         match self {
             Self::List(filter) => {
                 let rules = writer.list().await?;
-                rules.iter().filter(|rule| filter.takes(rule)).for_each(|rule| println!("- {}", flow(rule)));
+                rules.iter().filter(|rule| filter.takes(rule)).for_each(|rule| say!("- {}", flow(rule)));
             }
             Self::Export => {
-                println!("rows:");
+                say!("rows:");
                 for rule in writer.list().await? {
                     // What cannot be served could not be read again either.
                     let sign = if rule["fault"].is_null() { "-" } else { "#" };
-                    println!("  {sign} {}", flow(&rule));
+                    say!("  {sign} {}", flow(&rule));
                 }
             }
             Self::Versions { limit } => {
                 for version in writer.versions(limit).await? {
-                    println!(
+                    say!(
                         "{:>6}  {}  {:>6} changed  {}  {}",
                         version["version"],
                         text(&version["at"]),
@@ -159,7 +161,7 @@ impl Command {
                     let table = text(&change["table"]);
                     for (sign, side) in [("-", &change["before"]), ("+", &change["after"])] {
                         if !side.is_null() {
-                            println!("{sign} {table} {}", flow(side));
+                            say!("{sign} {table} {}", flow(side));
                         }
                     }
                 }
@@ -168,7 +170,11 @@ impl Command {
                 let what = format!("rollback to {version}");
                 tell(writer.rollback(version, &author(&what)).await?);
             }
-            Self::Set(set) => tell(writer.put(&set.rows()?, &author("set")).await?),
+            Self::Set(set) => {
+                let rows = set.rows()?;
+                warn_of_routes(&rows, routes);
+                tell(writer.put(&rows, &author("set")).await?);
+            }
             Self::Delete(place) => {
                 tell(writer.delete(&place.address(), &Condition::default(), &author("delete")).await?);
             }
@@ -176,9 +182,10 @@ impl Command {
                 let text = if file.as_os_str() == "-" {
                     std::io::read_to_string(std::io::stdin())?
                 } else {
-                    source::file::read(&file)?
+                    source::file::read(&file).map_err(|error| anyhow::anyhow!("{error}"))?
                 };
                 let rows = rows(&text, &file.display().to_string())?;
+                warn_of_routes(&rows, routes);
                 let what = format!("import of {} rows", rows.len());
                 tell(writer.put(&rows, &author(&what)).await?);
             }
@@ -187,10 +194,19 @@ impl Command {
     }
 }
 
+/// The database takes a rule for any route; gateways skip it until there is one.
+fn warn_of_routes(rows: &[Row], routes: &[&str]) {
+    for route in rows.iter().filter_map(|row| row.route.as_ref()) {
+        if *route.value != *"default" && !routes.contains(&&*route.value) {
+            eprintln!("warning: the configuration has no route `{}`; gateways skip such a rule", route.value);
+        }
+    }
+}
+
 fn tell(version: Option<i64>) {
     match version {
-        Some(version) => println!("version {version}"),
-        None => println!("nothing changes"),
+        Some(version) => say!("version {version}"),
+        None => say!("nothing changes"),
     }
 }
 

@@ -56,10 +56,11 @@ fn what_is_another_question_is_asked() {
     let refused = |check: Check| denials.refuse(&smallvec![check], at(1)).is_some();
     assert!(refused(check("a", 20, 3)), "more cannot fit either");
     assert!(!refused(check("a", 20, 1)), "less may fit");
-    assert!(!refused(check("a", 50, 2)), "another limit");
     assert!(!refused(check("b", 20, 2)), "another key");
     assert!(!refused(Check { demand: Demand::Shadow, ..check("a", 20, 2) }));
     assert!(denials.refuse(&smallvec![check("a", 20, 2), check("b", 20, 2)], at(1)).is_none());
+    assert!(!refused(check("a", 50, 2)), "another limit");
+    assert!(!refused(check("a", 20, 2)), "and the old one again: it has refilled otherwise meanwhile");
 }
 
 /// However long the wait is, the store is asked again after a second; a wait below the way there and back

@@ -171,7 +171,7 @@ impl Reloader {
 
     /// Whether requests can be told apart: false where keys are looked up and none were ever read.
     pub fn has_keys(&self) -> bool {
-        self.started_with.identity.keys.value == Keys::Plain || self.database.health().version.is_some()
+        self.live.load().snapshot.keys == Keys::Plain || self.database.health().version.is_some()
     }
 
     /// The address of the database, if there is one.

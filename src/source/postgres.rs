@@ -13,7 +13,7 @@ use std::str::FromStr as _;
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgDatabaseError, PgPool, PgPoolOptions, PgRow};
-use sqlx::{ConnectOptions as _, Executor as _};
+use sqlx::{ConnectOptions as _, Connection as _, Executor as _};
 use thiserror::Error;
 
 pub(super) use self::read::columns;
@@ -79,6 +79,20 @@ fn options(url: &Secret) -> Result<PgConnectOptions, DatabaseError> {
     // A pooler refuses parameters that it does not know.
     let options = options.application_name("tollgate").extra_float_digits(None).statement_cache_capacity(0);
     Ok(options.disable_statement_logging())
+}
+
+/// Connects once, to know whether it can be done, and if not why.
+async fn reach(options: &PgConnectOptions) -> Result<(), DatabaseError> {
+    let place = match options.get_socket() {
+        Some(socket) => socket.display().to_string(),
+        None => format!("{}:{}", options.get_host(), options.get_port()),
+    };
+    let late = DatabaseError::Failed(format!("cannot connect to {place} within {CONNECT_WITHIN:?}"));
+    let connected = tokio::time::timeout(CONNECT_WITHIN, PgConnection::connect_with(options)).await;
+    match connected.map_err(|_| late)? {
+        Ok(connection) => Ok(connection.close().await?),
+        Err(error) => Err(DatabaseError::Failed(format!("cannot connect to {place}: {error}"))),
+    }
 }
 
 /// A pool of at most `most` connections, none of which exists before it is needed. To be made where a

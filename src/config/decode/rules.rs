@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::ON_STORE_FAILURE;
 use crate::config::fault::Placed;
 use crate::config::fields::{Reading, join, placed};
-use crate::config::yaml::{Kind, Node};
+use crate::config::yaml::{Kind, Node, Text};
 use crate::config::{Database, Mode, OnStoreFailure, Row, Rules, Secret, Terms};
 use crate::limit::Limit;
 use crate::limit::rate::Rate;
@@ -105,7 +105,19 @@ pub(in crate::config) fn rows_alone(root: &Node<'_>, r: &mut Reading<'_>) -> Vec
         Kind::Mapping(_) => std::slice::from_ref(root),
         _ => r.list(root, "rows"),
     };
-    list.iter().enumerate().filter_map(|(index, item)| row_alone(item, index, r)).collect()
+    let mut rows = Vec::new();
+    for (index, item) in list.iter().enumerate() {
+        let says_whose = |fields: &[(Text<'_>, Node<'_>)]| {
+            fields.iter().any(|(key, _)| matches!(&*key.text, "tenant" | "plan" | "route"))
+        };
+        // `*` has to be written: a forgotten name must not change everybody's limit.
+        if matches!(&item.kind, Kind::Mapping(fields) if !says_whose(fields)) {
+            let message = "expected a tenant, a plan or a route; * is any";
+            r.fault(item.place, &format!("rules.rows[{index}]"), message);
+        }
+        rows.extend(row_alone(item, index, r));
+    }
+    rows
 }
 
 /// One of `rules.rows`.

@@ -46,6 +46,8 @@ pub struct Feed {
 struct Seen {
     /// The snapshot of the last look, as PostgreSQL writes it.
     snapshot: String,
+    /// Which server it was, and since when it runs: another one may count its transactions otherwise.
+    server: String,
     /// The oldest transaction that it did not see the end of.
     xmin: u64,
     /// The newest change that was read, and its transaction: if it is there no more, a failover has lost it,
@@ -124,7 +126,10 @@ impl Feed {
         super::run(&mut transaction, CONSISTENT).await?;
         let now = Now::read(&mut transaction).await?;
         let Some(seen) = &self.seen else { return Ok(None) };
-        if now.xmin < seen.xmin || !is_there(&mut transaction, seen.newest.as_ref()).await? {
+        if now.server != seen.server
+            || now.xmin < seen.xmin
+            || !is_there(&mut transaction, seen.newest.as_ref()).await?
+        {
             return Ok(None);
         }
         let news = changes_since(&mut transaction, seen).await?;
@@ -136,7 +141,7 @@ impl Feed {
         transaction.commit().await?;
         let newest = news.iter().max_by_key(|change| change.id).map(|change| (change.id, change.xid.clone()));
         let newest = newest.max(seen.newest.clone());
-        self.seen = Some(Seen { snapshot: now.snapshot, xmin: now.xmin, newest });
+        self.seen = Some(Seen { snapshot: now.snapshot, server: now.server, xmin: now.xmin, newest });
         Ok(Some(News::Changes(Changes { changes, version: now.version, authors })))
     }
 
@@ -156,7 +161,7 @@ impl Feed {
         let newest =
             newest.map(|row| Ok::<_, sqlx::Error>((row.try_get(0)?, row.try_get(1)?))).transpose()?;
         transaction.commit().await?;
-        self.seen = Some(Seen { snapshot: now.snapshot, xmin: now.xmin, newest });
+        self.seen = Some(Seen { snapshot: now.snapshot, server: now.server, xmin: now.xmin, newest });
         Ok(News::Whole(book))
     }
 }
@@ -168,6 +173,8 @@ async fn connected<'l>(
     listen: bool,
 ) -> Result<&'l mut PgListener, DatabaseError> {
     if listener.is_none() {
+        // A pool would try again and again until its time is over, and not tell why.
+        super::reach(options).await?;
         // A pool of its own each time: an old connection may hang, and would hold the only place.
         let pool = PgPoolOptions::new()
             .max_connections(1)
@@ -197,6 +204,7 @@ async fn in_time<T>(
 /// Where the database is.
 struct Now {
     snapshot: String,
+    server: String,
     xmin: u64,
     version: i64,
 }
@@ -204,11 +212,12 @@ struct Now {
 impl Now {
     async fn read(connection: &mut PgConnection) -> Result<Self, DatabaseError> {
         let sql = "SELECT pg_current_snapshot()::text, pg_snapshot_xmin(pg_current_snapshot())::text,
-                   (SELECT coalesce(max(version), 0) FROM rule_versions)";
+                   (SELECT coalesce(max(version), 0) FROM rule_versions), pg_postmaster_start_time()::text";
         let row = connection.fetch_one(sql).await?;
         let xmin: String = row.try_get(1)?;
         let bad = |_| DatabaseError::Failed("a transaction id that is no number".into());
-        Ok(Self { snapshot: row.try_get(0)?, xmin: xmin.parse().map_err(bad)?, version: row.try_get(2)? })
+        let xmin = xmin.parse().map_err(bad)?;
+        Ok(Self { snapshot: row.try_get(0)?, server: row.try_get(3)?, xmin, version: row.try_get(2)? })
     }
 }
 
@@ -235,16 +244,17 @@ async fn changes_since(connection: &mut PgConnection, seen: &Seen) -> Result<Vec
     let sql = format!(
         "SELECT id, xid::text, version, source, row_id FROM rule_changes
          WHERE xid >= '{}'::xid8 AND NOT pg_visible_in_snapshot(xid, {}::pg_snapshot)
-           AND xid < pg_snapshot_xmax(pg_current_snapshot())
+           AND xid < pg_snapshot_xmax(pg_current_snapshot()) AND source IN ({})
          LIMIT {}",
         seen.xmin,
         super::quoted(&seen.snapshot),
+        // A newer schema may have tables that this version knows nothing of.
+        Table::ALL.map(|table| super::quoted(table.name())).join(","),
         MOST_CHANGES + 1
     );
     let mut changes = Vec::new();
     for row in super::all(connection, &sql).await? {
         let source: String = row.try_get(3)?;
-        // A newer schema may have tables that this version knows nothing of.
         let Some(table) = Table::ALL.into_iter().find(|table| table.name() == source) else { continue };
         changes.push(Changed {
             id: row.try_get(0)?,
@@ -290,10 +300,10 @@ async fn read_rows(connection: &mut PgConnection, news: &[Changed]) -> Result<Ve
         let sql = format!("{} WHERE id IN ({list})", table.select());
         for row in super::all(connection, &sql).await? {
             let row = read::raw(&row)?;
-            if let Some(Some(id)) = row.first() {
-                ids.remove(&**id);
-            }
-            changes.extend(understood(table, &row));
+            let Some(Some(id)) = row.first() else { continue };
+            ids.remove(&**id);
+            // What was served of a row that makes no sense any more is gone.
+            changes.extend(understood(table, &row).or_else(|| read::gone(table, id)));
         }
         changes.extend(ids.into_iter().filter_map(|id| read::gone(table, id)));
     }

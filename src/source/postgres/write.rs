@@ -102,7 +102,6 @@ impl Writer {
         let mut connection = self.connection().await?;
         let mut transaction = begin(&mut connection, author).await?;
         let mut rows: Vec<&Row> = rows.iter().collect();
-        // In one order, so that two imports cannot wait for each other.
         rows.sort_by_key(|row| key_of(row));
         if let Some(twice) = rows.windows(2).find(|pair| key_of(pair[0]) == key_of(pair[1])) {
             let message = format!(
@@ -111,6 +110,9 @@ impl Writer {
             );
             return Err(DatabaseError::Invalid(message));
         }
+        // One import at a time, and no other change between its parts.
+        let lock = "LOCK TABLE rate_limit_rule, plan_rules IN SHARE ROW EXCLUSIVE MODE";
+        super::run(&mut transaction, lock).await?;
         let (of_plans, of_tenants): (Vec<&Row>, Vec<&Row>) = rows.iter().partition(|row| row.plan.is_some());
         for (table, rows) in [(Table::Rules, of_tenants), (Table::PlanRules, of_plans)] {
             for rows in rows.chunks(ROWS_PER_INSERT) {
@@ -135,11 +137,11 @@ impl Writer {
         keep_lasting(&mut transaction, address.table, &[row]).await?;
         let mut sql = insert(address.table, &[row])?;
         if condition.is_new {
-            let cut = sql.find(" DO UPDATE").unwrap_or(sql.len());
+            let cut = sql.rfind(" DO UPDATE").unwrap_or(sql.len());
             sql.replace_range(cut.., " DO NOTHING");
         }
         if super::run(&mut transaction, &sql).await? == 0 {
-            return Err(DatabaseError::Changed("there already".into()));
+            return Err(DatabaseError::Changed("it is there already".into()));
         }
         let stored = stored(&mut transaction, &address, "").await?;
         transaction.commit().await?;
@@ -155,6 +157,9 @@ impl Writer {
     ) -> Result<Option<i64>, DatabaseError> {
         let mut connection = self.connection().await?;
         let mut transaction = begin(&mut connection, author).await?;
+        if condition.is_new {
+            return Err(DatabaseError::Changed("a rule that is not there cannot be deleted".into()));
+        }
         expect(&mut transaction, address, condition).await?;
         let sql = format!("DELETE FROM {} WHERE {}", address.table.name(), address.condition());
         let deleted = super::run(&mut transaction, &sql).await?;
@@ -207,7 +212,7 @@ impl Writer {
                 let text: Option<String> = row.try_get(index)?;
                 let mut value = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
                 if let Some(fields) = value.as_object_mut() {
-                    fields.retain(|name, _| !matches!(&**name, "id" | "updated_at" | "key_hash"));
+                    fields.retain(|name, _| !matches!(&**name, "updated_at" | "key_hash"));
                     fields.retain(|_, value| !value.is_null());
                 }
                 Ok(value)
@@ -283,6 +288,9 @@ impl Writer {
 
     /// A connection that bears notifications: behind a pooler it may be one on which somebody listens.
     async fn connection(&self) -> Result<PgListener, DatabaseError> {
+        if self.pool.num_idle() == 0 {
+            super::reach(&self.pool.connect_options()).await?;
+        }
         let mut connection = PgListener::connect_with(&self.pool).await?;
         connection.ignore_pool_close_event(true);
         Ok(connection)
@@ -341,8 +349,8 @@ async fn expect(
     let Some(one_of) = &condition.one_of else { return Ok(()) };
     match stored(connection, address, "FOR UPDATE").await? {
         Some(stored) if one_of.iter().any(|etag| *etag == "*" || *etag == stored.etag) => Ok(()),
-        Some(stored) => Err(DatabaseError::Changed(stored.etag)),
-        None => Err(DatabaseError::Changed("gone".into())),
+        Some(stored) => Err(DatabaseError::Changed(format!("its ETag is now {}", stored.etag))),
+        None => Err(DatabaseError::Changed("it is not there".into())),
     }
 }
 
