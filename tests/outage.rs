@@ -365,10 +365,10 @@ fn loading_its_data() {
         |redis| {
             let _: String = redis.command(&["SAVE"]);
             redis.kill();
-            // 200 keys, 7 ms each.
+            // 200 keys, 15 ms each: several attempts to connect fall into it.
             redis.restart_with(&[
                 "--key-load-delay",
-                "7000",
+                "15000",
                 "--loading-process-events-interval-bytes",
                 "1024",
             ]);
