@@ -104,7 +104,9 @@ impl Outage {
                     (status["store"]["up"] == true).then_some(())
                 });
             }
-            thread::sleep(Duration::from_millis(500));
+            // Who came back first may have had what the other one was still spending; that leaves the bucket
+            // below 0, by half a capacity at most. Until it is earned the run is not over.
+            thread::sleep(Duration::from_millis(500 + (1_000 * CAPACITY / 2 / RATE) as u64));
             stop.store(true, Ordering::Relaxed);
             clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
         });
