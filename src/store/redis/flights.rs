@@ -19,10 +19,8 @@ use crate::metrics::StoreMetrics;
 use crate::rule::{Checks, Verdicts};
 use crate::store::StoreFault;
 
-/// The part of a deadline that a flight has at least, if its first passenger has waited long.
-const SHORTEST_FLIGHT: u32 = 4;
-
-/// How many deadlines an answer may be late before Redis counts as down.
+/// How many deadlines an answer may be late before Redis counts as down, and how many somebody may wait
+/// in a queue that moves.
 const PATIENCE: u32 = 4;
 
 /// How long after that it may be late before the connection is given up.
@@ -176,18 +174,18 @@ impl Flights {
         }
     }
 
-    /// Takes on board who waits now, as many as fit, and tells how long their call may take: what the
-    /// first of them has left of its time. Who has waited too long already is told so.
-    fn board(&mut self, gate: &mut VecDeque<Waiting>) -> (Flight, Passengers, Duration) {
+    /// Takes on board who waits now, as many as fit. Who has waited too long already is told so: a queue
+    /// that moves is no fault of the store, so it may take some deadlines, as in a burst of a thousand.
+    fn board(&mut self, gate: &mut VecDeque<Waiting>) -> (Flight, Passengers) {
         let (mut flight, mut passengers) = (Flight::new(), Passengers::new());
-        let (now, mut time) = (Instant::now(), self.timeout);
+        let now = Instant::now();
         while let Some(waiting) = gate.pop_front().or_else(|| self.waiting.try_recv().ok()) {
-            let left = self.timeout.saturating_sub(now.saturating_duration_since(waiting.since));
+            let waited = now.saturating_duration_since(waiting.since);
             if waiting.reply.is_closed() {
                 // Its request has ended: taking tokens for it would waste them.
                 continue;
             }
-            if left.is_zero() {
+            if waited >= self.timeout * PATIENCE {
                 fail([waiting.reply], &StoreFault::Waited);
                 continue;
             }
@@ -197,10 +195,8 @@ impl Flights {
             }
             flight.board(waiting.checks);
             passengers.push(waiting.reply);
-            time = time.min(left);
         }
-        // A flight with no time at all would fail for certain.
-        (flight, passengers, time.max(self.timeout / SHORTEST_FLIGHT))
+        (flight, passengers)
     }
 
     /// Flies once.
@@ -209,12 +205,13 @@ impl Flights {
         connection: &mut Connection,
         gate: &mut VecDeque<Waiting>,
     ) -> Result<(), Lost> {
-        let (flight, passengers, time) = self.board(gate);
+        let (flight, passengers) = self.board(gate);
         if passengers.is_empty() {
             return Ok(());
         }
         self.metrics.calls.inc();
         self.metrics.checks.inc_by(passengers.len() as u64);
+        let time = self.timeout;
         let deadline = Instant::now() + time;
         let script_reloads = self.metrics.script_reloads.clone();
         let mut call = std::pin::pin!(call(connection, &flight, deadline, &script_reloads));
