@@ -62,7 +62,7 @@ nginx_start() {
     free_port
     UPSTREAM=$REPLY
     cat >"$WORK/nginx.conf" <<CONF
-worker_processes 1; daemon off; pid $WORK/nginx.pid; error_log /dev/null;
+master_process off; daemon off; pid $WORK/nginx.pid; error_log /dev/null;
 events { worker_connections 1024; }
 http { access_log off; keepalive_requests 1000000;
   server { listen 127.0.0.1:$UPSTREAM; location / { return 200 "hello\n"; } } }
