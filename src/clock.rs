@@ -49,6 +49,14 @@ impl Timestamp {
     }
 }
 
+/// A pause of half to all of `pause`, so that gateways do not knock in step.
+pub fn jittered(pause: Duration) -> Duration {
+    use std::hash::{BuildHasher as _, RandomState};
+    let half = pause / 2;
+    let random = RandomState::new().hash_one(0u8) % 1_000;
+    half + half * u32::try_from(random).unwrap_or(0) / 1_000
+}
+
 /// Where the shell of the gateway reads the time. The core never does.
 pub trait Clock: Debug + Send + Sync {
     /// The present moment. Never earlier than one told before.

@@ -91,6 +91,18 @@ fn escape(name: &[u8]) -> String {
     out
 }
 
+/// FNV-1a: the same number for the same bytes in every process, where nobody gains by a collision.
+pub fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3))
+}
+
+/// Bytes as hex digits.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The HMAC-SHA-256 of an API key.
 pub type KeyHash = [u8; 32];
 

@@ -115,7 +115,6 @@ impl Reloader {
                     .unwrap_or_else(PoisonError::into_inner)
                     .clone_from(&applied.needs_restart);
                 self.metrics.reloads.with_label_values(&["applied"]).inc();
-                self.metrics.revision.set(i64::try_from(applied.revision).unwrap_or(i64::MAX));
                 tracing::info!(
                     revision = applied.revision,
                     needs_restart = applied.needs_restart.join(", "),

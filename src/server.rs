@@ -31,7 +31,7 @@ use crate::config::fault::Placed;
 use crate::config::{self, Config, Listener, OnStoreFailure};
 use crate::denials::Denials;
 use crate::fallback::Fallback;
-use crate::key::Key;
+use crate::key::{Key, fnv1a};
 use crate::limiter::{Limiter, Outage};
 use crate::logging::LogLevel;
 use crate::metrics::Metrics;
@@ -122,7 +122,7 @@ where
     let (store, driver, store_kind) = store(&config, &id, &gateways, &memory, &metrics)?;
     let outage = config.store.redis.is_some().then(|| Outage {
         denials: Denials::default(),
-        breaker: Breaker::new(config.store.breaker, seed(&id)),
+        breaker: Breaker::new(config.store.breaker, fnv1a(id.as_bytes())),
         fallback: Fallback::new(Arc::clone(&memory), gateways, config.store.max_keys, metrics.clone()),
         probe: probe(&config, &id),
     });
@@ -241,18 +241,12 @@ fn gateway_id(clock: &Arc<dyn Clock>) -> String {
     format!("{}-{}-{}", host.trim(), std::process::id(), clock.now().as_micros())
 }
 
-/// A number from a name.
-fn seed(id: &str) -> u64 {
-    id.bytes()
-        .fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
-}
-
 /// What the way back to the store begins with: a bucket of this gateway's own that is never empty,
 /// written like any other, so that a store that only reads does not pass for well.
 fn probe(config: &Config, id: &str) -> Check {
     Check {
         rule: RuleId::TENANT,
-        key: Key::internal(&config.store.key_prefix, &format!("probe-{:016x}", seed(id))),
+        key: Key::internal(&config.store.key_prefix, &format!("probe-{:016x}", fnv1a(id.as_bytes()))),
         limit: config::built_in_default(),
         cost: 1,
         demand: Demand::Take,

@@ -17,7 +17,7 @@ use crate::clock::Timestamp;
 use crate::config::fault::Fault;
 use crate::config::{Config, Keys, Mode, OnStoreFailure};
 use crate::identity::{Claim, Identity, IdentityError};
-use crate::key::{Hasher, Key, Part};
+use crate::key::{Hasher, Key, Part, fnv1a};
 use crate::route::{Route, RouteId, RouteTable};
 use crate::rule::{Check, Checks, Demand, RuleId};
 
@@ -249,11 +249,6 @@ impl Snapshot {
     pub fn rows(&self) -> usize {
         self.rules.rows()
     }
-
-    /// What keys and unknown names are hashed with.
-    pub fn hasher(&self) -> &Hasher {
-        &self.hasher
-    }
 }
 
 /// Whether a subject is among the first `percent` of all: the same ones on every gateway, and still so
@@ -262,10 +257,8 @@ fn is_among(subject: &[u8], percent: u8) -> bool {
     if percent >= 100 {
         return true;
     }
-    // FNV-1a, and a last mix, for its high bits hardly differ between short names.
-    let hash = subject.iter().fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)
-    });
+    // A last mix, for the high bits of the hash hardly differ between short names.
+    let hash = fnv1a(subject);
     let hash = (hash ^ (hash >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
     (hash ^ (hash >> 33)) % 10_000 < u64::from(percent) * 100
 }

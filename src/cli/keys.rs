@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use super::{database, say};
-use crate::key::Hasher;
+use crate::key::{Hasher, hex};
 use crate::source::postgres::write::{Author, Writer};
 
 #[derive(Debug, Args)]
@@ -99,5 +99,5 @@ fn new_key() -> anyhow::Result<String> {
     std::fs::File::open("/dev/urandom")
         .and_then(|mut source| source.read_exact(&mut random))
         .context("the system gives no random numbers")?;
-    Ok(format!("tg_{}", random.iter().map(|byte| format!("{byte:02x}")).collect::<String>()))
+    Ok(format!("tg_{}", hex(&random)))
 }

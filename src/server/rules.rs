@@ -9,7 +9,7 @@ use pingora::server::ShutdownWatch;
 use pingora::services::background::BackgroundService;
 use tokio::sync::Mutex;
 
-use crate::clock::Clock;
+use crate::clock::{Clock, jittered};
 use crate::reload::Reloader;
 use crate::source::postgres::feed::Feed;
 
@@ -69,11 +69,4 @@ impl RulesService {
             let _ = tokio::task::spawn_blocking(move || reloader.keep_on_disk(now)).await;
         }
     }
-}
-
-/// Half of a pause to all of it, so that gateways do not knock in step.
-fn jittered(pause: Duration) -> Duration {
-    use std::hash::{BuildHasher as _, RandomState};
-    let random = RandomState::new().hash_one(0u8) % 1_000;
-    pause / 2 + pause / 2 * u32::try_from(random).unwrap_or(0) / 1_000
 }

@@ -16,6 +16,7 @@ use thiserror::Error;
 use super::postgres::{self, RawRow, Table};
 use crate::book::{Book, Change};
 use crate::config::Database;
+use crate::key::hex;
 
 /// What the first line begins with.
 const MAGIC: &str = "tollgate rules 1";
@@ -126,5 +127,5 @@ fn fingerprint(database: &Database) -> String {
     let place = rest.rsplit_once('@').map_or(rest, |(_, place)| place);
     let place = place.split('?').next().unwrap_or_default();
     let digest = Sha256::digest(format!("{scheme}://{place}"));
-    digest[..8].iter().map(|byte| format!("{byte:02x}")).collect()
+    hex(&digest[..8])
 }

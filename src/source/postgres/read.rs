@@ -9,6 +9,7 @@ use super::DatabaseError;
 use crate::book::{BookRow, Change, Holder, KeyRecord, RowId, TenantRecord};
 use crate::clock::Timestamp;
 use crate::config::{Mode, OnStoreFailure, Terms};
+use crate::key::hex;
 use crate::limit::Limit;
 use crate::limit::rate::Rate;
 use crate::limit::token_bucket::TokenBucket;
@@ -248,8 +249,7 @@ pub(in crate::source) fn columns(change: &Change) -> Option<(Table, RawRow)> {
             Some((Table::Tenants, vec![some(name), record.plan.as_deref().map(str::to_owned), some(status)]))
         }
         Change::Key(id, Some(key)) => {
-            let hex: String = key.hash.iter().map(|byte| format!("{byte:02x}")).collect();
-            Some((Table::Keys, vec![Some(id.to_string()), Some(hex), some(&key.tenant)]))
+            Some((Table::Keys, vec![Some(id.to_string()), Some(hex(&key.hash)), some(&key.tenant)]))
         }
         Change::Row(_, None) | Change::Tenant(_, None) | Change::Key(_, None) => None,
     }

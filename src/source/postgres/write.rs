@@ -8,7 +8,7 @@ use super::read::{self, Table};
 use super::{DatabaseError, pool, quoted};
 use crate::book::{Change, Holder};
 use crate::config::{Row, Secret};
-use crate::key::KeyHash;
+use crate::key::{KeyHash, hex};
 use crate::limit::Limit;
 
 /// Rows in one INSERT.
@@ -117,7 +117,7 @@ impl Writer {
         for (table, rows) in [(Table::Rules, of_tenants), (Table::PlanRules, of_plans)] {
             for rows in rows.chunks(ROWS_PER_INSERT) {
                 keep_lasting(&mut transaction, table, rows).await?;
-                super::run(&mut transaction, &insert(table, rows)?).await?;
+                super::run(&mut transaction, &insert(table, rows, false)?).await?;
             }
         }
         finish(transaction).await
@@ -135,11 +135,7 @@ impl Writer {
         let address = address_of(row);
         expect(&mut transaction, &address, condition).await?;
         keep_lasting(&mut transaction, address.table, &[row]).await?;
-        let mut sql = insert(address.table, &[row])?;
-        if condition.is_new {
-            let cut = sql.rfind(" DO UPDATE").unwrap_or(sql.len());
-            sql.replace_range(cut.., " DO NOTHING");
-        }
+        let sql = insert(address.table, &[row], condition.is_new)?;
         if super::run(&mut transaction, &sql).await? == 0 {
             return Err(DatabaseError::Changed("it is there already".into()));
         }
@@ -244,7 +240,7 @@ impl Writer {
     ) -> Result<i64, DatabaseError> {
         let mut connection = self.connection().await?;
         let mut transaction = begin(&mut connection, author).await?;
-        let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = hex(hash);
         let sql = format!(
             "INSERT INTO api_keys (key_hash, tenant, note) VALUES (decode('{hex}', 'hex'), {}, {}) RETURNING id",
             quoted(tenant),
@@ -400,7 +396,8 @@ fn address_of(row: &Row) -> Address<'_> {
     Address { table, holder, route: row.route.as_ref().map_or("*", |route| &route.value) }
 }
 
-fn insert(table: Table, rows: &[&Row]) -> Result<String, DatabaseError> {
+/// The statement that adds rows; those that are there are changed, or left if `only_new`.
+fn insert(table: Table, rows: &[&Row], only_new: bool) -> Result<String, DatabaseError> {
     const COLUMNS: [&str; 11] = [
         "capacity",
         "refill_per_second",
@@ -418,11 +415,11 @@ fn insert(table: Table, rows: &[&Row]) -> Result<String, DatabaseError> {
     let values = rows.iter().map(|row| values(row)).collect::<Result<Vec<_>, _>>()?;
     let updates: Vec<String> = COLUMNS.iter().map(|name| format!("{name} = EXCLUDED.{name}")).collect();
     Ok(format!(
-        "INSERT INTO {} ({holder}, route_id, {}) VALUES {} ON CONFLICT ({holder}, route_id) DO UPDATE SET {}",
+        "INSERT INTO {} ({holder}, route_id, {}) VALUES {} ON CONFLICT ({holder}, route_id) {}",
         table.name(),
         COLUMNS.join(", "),
         values.join(", "),
-        updates.join(", ")
+        if only_new { "DO NOTHING".into() } else { format!("DO UPDATE SET {}", updates.join(", ")) }
     ))
 }
 

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::connection::Connection;
 use super::heartbeat::{self, Heartbeat};
 use super::script::Flight;
+use crate::clock::jittered;
 use crate::metrics::StoreMetrics;
 use crate::rule::{Checks, Verdicts};
 use crate::store::StoreFault;
@@ -426,12 +427,4 @@ fn fail(
     for passenger in passengers {
         let _ = passenger.send(Err(fault.clone()));
     }
-}
-
-/// A pause of half to all of `pause`, so that gateways do not knock in step.
-fn jittered(pause: Duration) -> Duration {
-    use std::hash::{BuildHasher as _, RandomState};
-    let half = pause / 2;
-    let random = RandomState::new().hash_one(0u8) % 1_000;
-    half + half * u32::try_from(random).unwrap_or(0) / 1_000
 }
