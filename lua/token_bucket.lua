@@ -39,11 +39,11 @@ end
 
 -- What the key holds now: units and the time up to which they are counted, or nil and a reason. A
 -- debit may come from an older rule: it only subtracts, so what is above its capacity stays there.
-local function refilled(key, terms)
+local function refilled(key, question)
   local state = pcall('HMGET', key, 'tokens', 'ts')
   if state.err then return nil, state.err end
   local tokens, at = state[1], state[2]
-  local capacity, n, d, scale = terms.capacity, terms.n, terms.d, terms.scale
+  local capacity, n, d, scale = question.capacity, question.n, question.d, question.scale
   if not tokens and not at then return capacity, now end
   tokens, at = tonumber(tokens or ''), tonumber(at or '')
   if not tokens or not at or not (tokens >= -EXACT and tokens <= EXACT) or not (at >= 0 and at <= EXACT) then
@@ -52,12 +52,12 @@ local function refilled(key, terms)
   local exact = tokens * scale
   local units = floor(exact)
   if exact - units >= 0.5 then units = units + 1 end -- not floor(x + 0.5): that is not exact near 2^53
-  if units < terms.least then units = terms.least end
+  if units < question.least then units = question.least end
   at = floor(at)
   local elapsed = now - at
   if units > capacity then
-    if terms.debit and units > EXACT then return UNCOUNTABLE, at end
-    if terms.debit then return units, elapsed > 0 and now or at end
+    if question.debit and units > EXACT then return UNCOUNTABLE, at end
+    if question.debit then return units, elapsed > 0 and now or at end
     units = capacity
   end
   if elapsed <= 0 then
@@ -93,11 +93,11 @@ end
 
 -- Writes a bucket; gives the reason if Redis does not take it. Numbers go as text: how a Lua number
 -- is written into a command differs between versions of Redis.
-local function store(key, units, at, terms)
+local function store(key, units, at, question)
   local ts = at == now and now_text or format('%d', at)
-  local stored = pcall('HSET', key, 'tokens', as_tokens(units, terms.scale), 'ts', ts)
+  local stored = pcall('HSET', key, 'tokens', as_tokens(units, question.scale), 'ts', ts)
   if type(stored) == 'table' and stored.err then return stored.err end
   -- A debit from an older, faster rule must not shorten a life.
-  if terms.debit and call('PTTL', key) >= terms.ttl + 0 then return nil end
-  pcall('PEXPIRE', key, terms.ttl)
+  if question.debit and call('PTTL', key) >= question.ttl + 0 then return nil end
+  pcall('PEXPIRE', key, question.ttl)
 end

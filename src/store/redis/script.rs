@@ -44,20 +44,24 @@ impl Flight {
         self.requests.push(checks);
     }
 
-    /// The call: see `lua/acquire.lua`. Checks on the same terms share them, for most requests of a
+    /// The call: see `lua/acquire.lua`. Checks that ask the same share the question, for most requests of a
     /// flight are held to few different limits.
     pub fn command(&self, sha: &str) -> Cmd {
-        let mut terms = SmallVec::<[Terms; 4]>::new();
-        let positions: SmallVec<[usize; MOST_CHECKS]> =
-            self.requests.iter().flatten().map(|check| position(&mut terms, Terms::of(check))).collect();
-        let arguments = 4 + self.checks * 2 + terms.len() * 7;
-        let mut command = Cmd::with_capacity(arguments, 64 + self.checks * 64 + terms.len() * 64);
+        let mut questions = SmallVec::<[Question; 4]>::new();
+        let positions: SmallVec<[usize; MOST_CHECKS]> = self
+            .requests
+            .iter()
+            .flatten()
+            .map(|check| position(&mut questions, Question::of(check)))
+            .collect();
+        let arguments = 4 + self.checks * 2 + questions.len() * 7;
+        let mut command = Cmd::with_capacity(arguments, 64 + self.checks * 64 + questions.len() * 64);
         command.arg("EVALSHA").arg(sha).arg(self.checks);
         for check in self.requests.iter().flatten() {
             command.arg(check.key.as_str());
         }
-        command.arg(terms.len());
-        for Terms { cost, limit, ttl_ms, demand } in &terms {
+        command.arg(questions.len());
+        for Question { cost, limit, ttl_ms, demand } in &questions {
             command.arg(*cost).arg(limit).arg(*ttl_ms).arg(match demand {
                 Demand::Take => "take",
                 Demand::Debit => "debit",
@@ -96,7 +100,7 @@ impl Flight {
 
 /// What a check asks for, but for its key; as the script takes it.
 #[derive(PartialEq)]
-struct Terms {
+struct Question {
     /// In units.
     cost: u64,
     limit: [u64; 4],
@@ -104,7 +108,7 @@ struct Terms {
     demand: Demand,
 }
 
-impl Terms {
+impl Question {
     fn of(check: &Check) -> Self {
         let Limit::TokenBucket(limit) = &check.limit;
         Self {
@@ -116,12 +120,12 @@ impl Terms {
     }
 }
 
-/// The position of `terms` in `all`, from 1, where they are put if they are new.
-fn position(all: &mut SmallVec<[Terms; 4]>, terms: Terms) -> usize {
-    match all.iter().position(|known| *known == terms) {
+/// The position of `question` in `all`, from 1, where it is put if it is new.
+fn position(all: &mut SmallVec<[Question; 4]>, question: Question) -> usize {
+    match all.iter().position(|known| *known == question) {
         Some(index) => index + 1,
         None => {
-            all.push(terms);
+            all.push(question);
             all.len()
         }
     }

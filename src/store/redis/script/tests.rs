@@ -59,7 +59,7 @@ fn every_key_of_the_script_is_declared() {
 #[test]
 fn numbers_are_formatted_before_they_are_stored() {
     let line = SOURCE.lines().find(|line| line.contains("'HSET'")).unwrap();
-    assert!(line.contains("'tokens', as_tokens(units, terms.scale), 'ts', ts)"), "{line}");
+    assert!(line.contains("'tokens', as_tokens(units, question.scale), 'ts', ts)"), "{line}");
     let made = SOURCE.lines().filter(|line| line.contains("return format(") || line.contains("local ts = "));
     let made: Vec<&str> = made.collect();
     assert_eq!(made.len(), 4, "{made:?}");
