@@ -1,4 +1,7 @@
-//! Changes of rules and keys, each in one transaction that tells who makes it and what it is.
+//! Changes of rules, each in one transaction that tells who makes it and what it is.
+
+mod history;
+mod keys;
 
 use serde_json::{Value, json};
 use sqlx::postgres::{PgConnection, PgListener};
@@ -8,7 +11,6 @@ use super::read::{self, Table};
 use super::{DatabaseError, pool, quoted};
 use crate::book::{Change, Holder};
 use crate::config::{Row, Secret};
-use crate::key::{KeyHash, hex};
 use crate::limit::Limit;
 
 /// Rows in one INSERT.
@@ -163,123 +165,6 @@ impl Writer {
             return Err(nothing_at(address));
         }
         finish(transaction).await
-    }
-
-    /// The newest versions.
-    pub async fn versions(&self, most: u32) -> Result<Vec<Value>, DatabaseError> {
-        let sql = format!(
-            "SELECT version, to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'), who, what,
-                    (SELECT count(*) FROM rule_changes c WHERE c.version = v.version)
-             FROM rule_versions v ORDER BY version DESC LIMIT {most}"
-        );
-        let mut connection = self.connection().await?;
-        let mut transaction = connection.begin().await?;
-        let mut versions = Vec::new();
-        for row in super::all(&mut transaction, &sql).await? {
-            versions.push(json!({
-                "version": row.try_get::<i64, _>(0)?,
-                "at": row.try_get::<String, _>(1)?,
-                "who": row.try_get::<String, _>(2)?,
-                "what": row.try_get::<Option<String>, _>(3)?,
-                "changes": row.try_get::<i64, _>(4)?,
-            }));
-        }
-        Ok(versions)
-    }
-
-    /// What is different at version `to` from version `from`, row by row.
-    pub async fn diff(&self, from: i64, to: i64) -> Result<Vec<Value>, DatabaseError> {
-        let (low, high) = (from.min(to), from.max(to));
-        let mut connection = self.connection().await?;
-        let mut transaction = connection.begin().await?;
-        for version in [low, high] {
-            let sql = format!("SELECT 1 FROM rule_versions WHERE version = {version}");
-            if version != 0 && super::all(&mut transaction, &sql).await?.is_empty() {
-                return Err(DatabaseError::NotFound(format!("there is no version {version}")));
-            }
-        }
-        let sql = format!(
-            "SELECT source, row_id, (array_agg(before ORDER BY id))[1]::text, (array_agg(after ORDER BY id DESC))[1]::text
-             FROM rule_changes WHERE version > {low} AND version <= {high} GROUP BY source, row_id ORDER BY min(id)"
-        );
-        let mut changes = Vec::new();
-        for row in super::all(&mut transaction, &sql).await? {
-            let side = |index| -> Result<Value, DatabaseError> {
-                let text: Option<String> = row.try_get(index)?;
-                let mut value = text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or(Value::Null);
-                if let Some(fields) = value.as_object_mut() {
-                    fields.retain(|name, _| !matches!(&**name, "updated_at" | "key_hash"));
-                    fields.retain(|_, value| !value.is_null());
-                }
-                Ok(value)
-            };
-            let (before, after) = if from <= to { (side(2)?, side(3)?) } else { (side(3)?, side(2)?) };
-            if before != after {
-                let (table, id): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-                changes.push(json!({ "table": table, "id": id, "before": before, "after": after }));
-            }
-        }
-        Ok(changes)
-    }
-
-    /// Puts the rules back to what they were at `version`: a version itself. None if nothing changes.
-    pub async fn rollback(&self, version: i64, author: &Author<'_>) -> Result<Option<i64>, DatabaseError> {
-        let mut connection = self.connection().await?;
-        let mut transaction = begin(&mut connection, author).await?;
-        super::run(&mut transaction, &format!("SELECT tollgate_rollback({version})")).await?;
-        finish(transaction).await
-    }
-
-    /// Adds an API key by its hash; gives its id.
-    pub async fn add_key(
-        &self,
-        hash: &KeyHash,
-        tenant: &str,
-        note: Option<&str>,
-        author: &Author<'_>,
-    ) -> Result<i64, DatabaseError> {
-        let mut connection = self.connection().await?;
-        let mut transaction = begin(&mut connection, author).await?;
-        let hex = hex(hash);
-        let sql = format!(
-            "INSERT INTO api_keys (key_hash, tenant, note) VALUES (decode('{hex}', 'hex'), {}, {}) RETURNING id",
-            quoted(tenant),
-            note.map_or("NULL".into(), quoted)
-        );
-        let id = transaction.fetch_one(&*sql).await?.try_get(0)?;
-        transaction.commit().await?;
-        Ok(id)
-    }
-
-    /// Revokes an API key.
-    pub async fn revoke_key(&self, id: i64, author: &Author<'_>) -> Result<(), DatabaseError> {
-        let mut connection = self.connection().await?;
-        let mut transaction = begin(&mut connection, author).await?;
-        let sql = format!("UPDATE api_keys SET revoked_at = now() WHERE id = {id} AND revoked_at IS NULL");
-        if super::run(&mut transaction, &sql).await? == 0 {
-            return Err(DatabaseError::NotFound(format!("there is no key {id} that is not revoked")));
-        }
-        transaction.commit().await?;
-        Ok(())
-    }
-
-    /// All API keys, without their hashes.
-    pub async fn keys(&self) -> Result<Vec<Value>, DatabaseError> {
-        let sql = "SELECT id, tenant, note, to_char(created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"'),
-                   to_char(revoked_at AT TIME ZONE 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS\"Z\"') FROM api_keys ORDER BY id";
-        let mut connection = self.connection().await?;
-        let mut transaction = connection.begin().await?;
-        let mut keys = Vec::new();
-        for row in super::all(&mut transaction, sql).await? {
-            keys.push(json!({
-                "id": row.try_get::<i64, _>(0)?,
-                "tenant": row.try_get::<String, _>(1)?,
-                "note": row.try_get::<Option<String>, _>(2)?,
-                "created_at": row.try_get::<String, _>(3)?,
-                "revoked_at": row.try_get::<Option<String>, _>(4)?,
-            }));
-        }
-        Ok(keys)
     }
 
     /// A connection that bears notifications: behind a pooler it may be one on which somebody listens.
