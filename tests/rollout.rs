@@ -2,8 +2,6 @@
 
 use std::process::Command;
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
 
 use crate::harness::gateway::on;
 use crate::harness::world::{World, limit, soon};
@@ -191,10 +189,10 @@ fn api_keys() {
         "BEGIN; CREATE TEMP TABLE moved ON COMMIT DROP AS SELECT key_hash, tenant FROM api_keys WHERE id = 2;
          DELETE FROM api_keys WHERE id = 2; INSERT INTO api_keys (key_hash, tenant) SELECT * FROM moved; COMMIT",
     );
-    thread::sleep(Duration::from_millis(300));
+    world.caught_up(&gateway);
     assert_eq!(gateway.get("/", &second).status, 200);
     // A rollback of rules brings no revoked key back.
     world.command(&["rules", "rollback", "1"]);
-    thread::sleep(Duration::from_millis(200));
+    world.caught_up(&gateway);
     assert_eq!(gateway.get("/", &first).status, 401);
 }

@@ -53,13 +53,15 @@ fn no_old_rule_after_the_new_version_is_told() {
     let version = |gateway: &Gateway| {
         get(gateway.admin, "/api/v1/status", "").json()["database"]["version"].as_i64().unwrap()
     };
+    let asking = AtomicUsize::new(0);
     thread::scope(|scope| {
         for gateway in &gateways {
-            let changed = &world;
+            let asking = &asking;
             scope.spawn(move || {
                 soon("version 1", &1, || version(gateway));
                 let mut connection = Connection::open(gateway.port);
                 let started = Instant::now();
+                asking.fetch_add(1, Ordering::Relaxed);
                 while version(gateway) < 2 {
                     connection.ask("GET", "/", "t");
                     assert!(started.elapsed() < Duration::from_secs(10), "never came");
@@ -67,10 +69,9 @@ fn no_old_rule_after_the_new_version_is_told() {
                 for _ in 0..50 {
                     assert_eq!(connection.ask("GET", "/", "t").number("x-ratelimit-limit"), 3);
                 }
-                let _ = changed;
             });
         }
-        thread::sleep(Duration::from_millis(500));
+        eventually("all of them ask", || (asking.load(Ordering::Relaxed) == gateways.len()).then_some(()));
         world.postgres.sql("UPDATE rate_limit_rule SET capacity = 3");
     });
 }
@@ -87,7 +88,8 @@ fn commits_out_of_order_are_all_seen() {
                  SELECT pg_sleep(1.5); COMMIT",
             )
         });
-        thread::sleep(Duration::from_millis(300));
+        let begun = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
+        eventually("the slow transaction", || (world.postgres.sql(begun) == "1").then_some(()));
         for tenant in ["a", "b", "c"] {
             world.postgres.sql(&format!(
                 "INSERT INTO rate_limit_rule (tenant_id, route_id, capacity, refill_per_second) VALUES ('{tenant}','*',12,1)"
@@ -195,9 +197,8 @@ fn a_lost_connection_is_noticed_and_replaced() {
     });
     assert_eq!(limit(&gateway, "/", "t"), 120, "the last good rules go on");
     assert_eq!(get(gateway.admin, "/readyz", "").status, 200);
-    thread::sleep(Duration::from_secs(2));
     let age = || get(gateway.admin, "/api/v1/status", "").json()["database"]["age_seconds"].as_u64().unwrap();
-    assert!(age() >= 1);
+    eventually("its age", || (age() >= 1).then_some(()));
     world.postgres.restart();
     world.postgres.sql("UPDATE rate_limit_rule SET capacity = 99");
     // The longest pause between two attempts is 2 s.
@@ -224,11 +225,19 @@ fn killed_under_load() {
                 }
             });
         }
-        thread::sleep(Duration::from_millis(300));
+        let hundred_more = || {
+            let before = served.load(Ordering::Relaxed);
+            eventually("a hundred more", || (served.load(Ordering::Relaxed) > before + 100).then_some(()));
+        };
+        hundred_more();
         world.postgres.kill();
-        thread::sleep(Duration::from_secs(1));
+        hundred_more();
+        eventually("the loss is told", || {
+            (gateway.metric("tollgate_rules_database_connected") == 0).then_some(())
+        });
+        hundred_more();
         world.postgres.restart();
-        thread::sleep(Duration::from_millis(500));
+        hundred_more();
         ends.store(true, Ordering::Relaxed);
     });
     assert!(served.load(Ordering::Relaxed) > 200);

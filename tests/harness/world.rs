@@ -66,6 +66,16 @@ rules:
     }
 }
 
+impl World {
+    /// Waits until a gateway serves all that the database has.
+    #[track_caller]
+    pub fn caught_up(&self, gateway: &Gateway) {
+        let newest =
+            self.postgres.sql("SELECT coalesce(max(version), 0) FROM rule_versions").parse().unwrap();
+        soon("the newest version", &newest, || gateway.metric("tollgate_rules_version"));
+    }
+}
+
 /// The limit that a tenant is told.
 pub fn limit(gateway: &Gateway, path: &str, tenant: &str) -> u64 {
     gateway.get(path, tenant).number("x-ratelimit-limit")
