@@ -182,11 +182,10 @@ one_fault() {
     back=$(way_back)
     wait "${LOADS[@]}"
     took=$(since "$started")
-    # Of four requests one is `limited`, and only those are refused.
     grep -h ^RESULT "$WORK"/*.[12] | awk -v fault="$fault" -v back="$back" -v took="$took" -v c=$CAPACITY -v r=$RATE \
         -v b="$(worst before)" -v d="$(worst during)" -v a="$(worst after)" '
-        { ok += $3; refused += $4; other += $5; sockets += $6 }
-        END { admitted = (ok + refused) / 4 - refused; ideal = c + r * took
+        { ok += $3; refused += $4; other += $5; sockets += $6; admitted += $10 }
+        END { ideal = c + r * took
               printf "| %s | %d | %d | %d | %s | %s | %s | %d / %d | %s |\n",
                   fault, ok + refused + other, other, sockets, b, d, a, admitted, ideal, back }'
     for gateway in "${GATEWAYS[@]}"; do kill -9 "${gateway##* }" 2>/dev/null || true; done
