@@ -6,9 +6,11 @@
 --       A request of several checks begins with their number as -2, -3 ...
 --       Demands: `take` the cost, if all that take can; `debit` what was spent already: never refused,
 --       and it may leave the bucket below 0, so that what was spent too early is earned before the
---       next request passes; `shadow` takes for itself, whatever becomes of the others
+--       next request passes; `shadow` takes for itself, whatever becomes of the others; `lease` takes
+--       whole tokens in advance, as many as there are up to the cost; `return` gives such back
 -- reply {now in microseconds, then per check: code, remaining, retry in ms, reset in ms}
---       code 1 allowed, 0 refused, 2 can never pass, -1 fault (its text in the place of `remaining`)
+--       code 1 allowed, 0 refused, 2 can never pass, 3 leased (their number in the place of `retry`),
+--       -1 fault (its text in the place of `remaining`)
 --
 -- A refusal writes nothing, unless the key would expire before it is full again: a missing key
 -- counts as full, so its time to live must outlast the refill (a slower rule, or a PERSIST by hand).
@@ -33,6 +35,7 @@ for i = 1, ARGV[1] do
     d = ARGV[arg + 3] + 0,
     scale = ARGV[arg + 4] + 0,
     ttl = ARGV[arg + 5],
+    special = demand ~= 'take' and demand ~= 'shadow' and demand or nil,
     debit = demand == 'debit',
     shadow = demand == 'shadow',
     votes = demand == 'take' and cost > 0,
@@ -64,11 +67,22 @@ while arg <= last do
       local question = QUESTIONS[ARGV[arg + i - 1]]
       local units, at, cost, capacity = UNITS[i], AT[i], question.cost, question.capacity
       local code, retry = 1, 0
-      if question.debit then
-        if admitted and units ~= UNCOUNTABLE then
-          units = math.max(units - cost, math.min(units, question.lowest))
-          fault = store(KEYS[key + i], units, at, question)
+      if question.special then
+        local before = units
+        if question.debit then
+          if admitted and units ~= UNCOUNTABLE then
+            units = math.max(units - cost, math.min(units, question.lowest))
+          end
+        elseif question.special == 'lease' then
+          code = 3
+          if units > 0 then
+            retry = math.min(cost, units - units % question.scale) / question.scale
+            units = units - retry * question.scale
+          end
+        else
+          units = math.min(units + cost, capacity)
         end
+        if units ~= before then fault = store(KEYS[key + i], units, at, question) end
       elseif cost > capacity then
         code = 2
       elseif cost > units and cost > 0 then
@@ -80,7 +94,7 @@ while arg <= last do
       end
       local missing = units < capacity and capacity - units or 0
       local reset = to_ms(at + time_to_earn(missing, question.n, question.d) - now)
-      if code == 0 and call('PTTL', KEYS[key + i]) < reset then
+      if (code == 0 or code == 3 and retry == 0) and call('PTTL', KEYS[key + i]) < reset then
         pcall('PEXPIRE', KEYS[key + i], question.ttl) -- a replica refuses; the neighbours go on
       end
       reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] =

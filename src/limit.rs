@@ -69,6 +69,8 @@ pub enum Outcome {
     Refused,
     /// It is above the capacity: no waiting will help.
     NeverFits,
+    /// So many whole tokens of it were taken in advance.
+    Leased(u64),
 }
 
 impl Verdict {

@@ -60,6 +60,10 @@ pub enum Demand {
     Debit,
     /// The cost for itself, whatever becomes of the other checks, which it does not hold up.
     Shadow,
+    /// Whole tokens in advance: as many as there are, up to the cost.
+    Lease,
+    /// To take the cost back, which was taken in advance and not spent.
+    Return,
 }
 
 /// All checks of one request, in order. Few requests have more than two.

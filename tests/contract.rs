@@ -87,6 +87,7 @@ contract![
     threads_take_exactly_what_is_there,
     capacities_are_exact,
     many_requests_at_once_get_each_its_own_answer,
+    a_lease_takes_what_is_there_and_can_be_given_back,
 ];
 
 fn takes_what_is_there_and_no_more(store: &Running) {
@@ -207,4 +208,20 @@ fn many_requests_at_once_get_each_its_own_answer(store: &Running) {
     for (expected, got) in answers {
         assert_eq!(expected, got);
     }
+}
+
+fn a_lease_takes_what_is_there_and_can_be_given_back(store: &Running) {
+    let ask = |demand, cost| store.take(&[Check { demand, ..check("a", 10, "1/h", cost) }])[0];
+    let leased = ask(Demand::Lease, 7);
+    assert_eq!((leased.outcome, leased.remaining), (Outcome::Leased(7), 3));
+    assert_eq!(ask(Demand::Take, 1).remaining, 2);
+    let rest = ask(Demand::Lease, 7);
+    assert_eq!((rest.outcome, rest.remaining), (Outcome::Leased(2), 0));
+    assert_eq!(ask(Demand::Lease, 7).outcome, Outcome::Leased(0));
+    assert_eq!(ask(Demand::Return, 4).remaining, 4);
+    assert_eq!(ask(Demand::Return, 100).remaining, 10, "more than the capacity came back");
+    // Below 0 there is nothing to lease, and what is given back fills the hole first.
+    ask(Demand::Debit, 15);
+    assert_eq!(ask(Demand::Lease, 1).outcome, Outcome::Leased(0));
+    assert_eq!(ask(Demand::Return, 8).remaining, 3);
 }

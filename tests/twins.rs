@@ -130,9 +130,11 @@ fn request(random: &mut Random, rules: &[(u64, &str)]) -> Checks {
             2 => capacity,
             _ => 1 + random.below(3),
         };
-        let demand = match random.below(8) {
+        let demand = match random.below(10) {
             0 => Demand::Debit,
             1 => Demand::Shadow,
+            2 => Demand::Lease,
+            3 => Demand::Return,
             _ => Demand::Take,
         };
         // A debit may come from an older rule than the one of the day.
@@ -185,10 +187,15 @@ fn planted_faults_are_found() {
         ("sign = -units, '-'", "sign = -units, ''"),
         ("math.min(capacity, EXACT - capacity)", "capacity"),
         ("and call('PTTL', KEYS[key + i]) < reset", "and false"),
+        ("(code == 0 or code == 3 and retry == 0)", "code == 0"),
+        ("units - units % question.scale", "units"),
+        ("math.min(cost, units - units", "math.min(cost + question.scale, units - units"),
+        ("units = units - retry * question.scale", ""),
+        ("units = math.min(units + cost, capacity)", "units = units + cost"),
     ] {
         assert!(SOURCE.contains(from), "no longer in the script: {from}");
         let mut twins = Twins::new(&redis, |script| script.replacen(from, to, 1));
-        let found = (1..=40).any(|seed| twins.run(seed, 200).is_err());
+        let found = (1..=200).any(|seed| twins.run(seed, 200).is_err());
         assert!(found, "not noticed: {from} -> {to}");
     }
 }

@@ -128,6 +128,12 @@ impl TokenBucket {
         (if cost > most { most } else { cost }) * self.scale
     }
 
+    /// Units of what is debited or given back, which may be more than the capacity: as many as can be counted.
+    pub const fn spent_units(&self, tokens: u64) -> u64 {
+        let units = tokens.saturating_mul(self.scale);
+        if units > MAX_EXACT { MAX_EXACT } else { units }
+    }
+
     /// The numbers that the Lua twin takes: capacity in units, n, d, scale.
     pub const fn script_numbers(&self) -> [u64; 4] {
         [self.capacity * self.scale, self.n, self.d, self.scale]
@@ -204,7 +210,23 @@ impl TokenBucket {
     /// what was spent too early is earned before the next request passes.
     pub fn debit(&self, bucket: Bucket, cost: u64, now: Timestamp) -> (Bucket, Verdict) {
         let lowest = bucket.units.min(self.lowest());
-        let units = (bucket.units - self.units(cost).cast_signed()).max(lowest);
+        let units = (bucket.units - self.spent_units(cost).cast_signed()).max(lowest);
+        let bucket = Bucket { units, ..bucket };
+        (bucket, self.state(bucket, now))
+    }
+
+    /// Takes whole tokens in advance, as many as there are up to `wanted`.
+    pub fn lease(&self, bucket: Bucket, wanted: u64, now: Timestamp) -> (Bucket, Verdict) {
+        let there = bucket.units.max(0).cast_unsigned() / self.scale;
+        let tokens = wanted.min(there);
+        let units = bucket.units - (tokens * self.scale).cast_signed();
+        let bucket = Bucket { units, ..bucket };
+        (bucket, Verdict { outcome: Outcome::Leased(tokens), ..self.state(bucket, now) })
+    }
+
+    /// Gives `tokens` back that were taken in advance; what does not fit is let go.
+    pub fn give_back(&self, bucket: Bucket, tokens: u64, now: Timestamp) -> (Bucket, Verdict) {
+        let units = (bucket.units + self.spent_units(tokens).cast_signed()).min(self.full());
         let bucket = Bucket { units, ..bucket };
         (bucket, self.state(bucket, now))
     }

@@ -32,7 +32,7 @@ pub fn write(
     let remaining = verdict.remaining;
     let seconds = match verdict.outcome {
         Outcome::Refused => retry_after(verdict.retry_after_ms),
-        Outcome::Allowed | Outcome::NeverFits => seconds(verdict.reset_ms),
+        Outcome::Allowed | Outcome::NeverFits | Outcome::Leased(_) => seconds(verdict.reset_ms),
     };
     put(response, "X-RateLimit-Remaining", remaining)?;
     if families.x_ratelimit {

@@ -14,7 +14,7 @@ use super::{Store, StoreFault};
 use crate::clock::{Clock, Timestamp};
 use crate::key::Key;
 use crate::limit::token_bucket::{Bucket, TokenBucket};
-use crate::limit::{Limit, Outcome};
+use crate::limit::{Limit, Outcome, Verdict};
 use crate::rule::{Check, Checks, Demand, Verdicts};
 
 /// Locks that requests spread over.
@@ -80,13 +80,13 @@ impl MemoryStore {
             let Limit::TokenBucket(limit) = &check.limit;
             let held = shards.of(*home).recall(&check.key, now);
             let bucket = match check.demand {
-                Demand::Take | Demand::Shadow => limit.refilled(held, now),
                 Demand::Debit => limit.refilled_for_debit(held, now),
+                _ => limit.refilled(held, now),
             };
             buckets.push(bucket);
             verdicts.push(match check.demand {
                 Demand::Take | Demand::Shadow => limit.judge(bucket, check.cost, now),
-                Demand::Debit => limit.state(bucket, now),
+                Demand::Debit | Demand::Lease | Demand::Return => limit.state(bucket, now),
             });
         }
         let mut votes = checks.iter().zip(&verdicts).filter(|(check, _)| check.votes());
@@ -94,27 +94,18 @@ impl MemoryStore {
         for (((check, home), bucket), verdict) in checks.iter().zip(&homes).zip(buckets).zip(&mut verdicts) {
             let Limit::TokenBucket(limit) = &check.limit;
             let shard = shards.of(*home);
-            let spends = check.cost > 0
-                && match check.demand {
-                    Demand::Take => admitted,
-                    Demand::Debit => admitted && bucket.is_countable(),
-                    Demand::Shadow => verdict.outcome == Outcome::Allowed,
-                };
-            if spends {
-                let (bucket, taken) = match check.demand {
-                    Demand::Take | Demand::Shadow => limit.take(bucket, check.cost, now),
-                    Demand::Debit => limit.debit(bucket, check.cost, now),
-                };
-                *verdict = taken;
+            let (after, told) = spend(limit, check, bucket, *verdict, admitted, now);
+            *verdict = told;
+            if after != bucket {
                 // A debit from an older, faster rule must not shorten a life.
                 let longest = (check.demand == Demand::Debit).then(|| shard.expiry(&check.key));
-                let evicted = shard.put(&check.key, limit, bucket, taken.reset_ms, now, self.per_shard);
+                let evicted = shard.put(&check.key, limit, after, told.reset_ms, now, self.per_shard);
                 if let Some(longest) = longest {
                     shard.live_until(&check.key, longest);
                 }
                 self.evicted.fetch_add(u64::from(evicted), Ordering::Relaxed);
-            } else if verdict.outcome == Outcome::Refused {
-                shard.keep(&check.key, limit, verdict.reset_ms, now);
+            } else if matches!(told.outcome, Outcome::Refused | Outcome::Leased(0)) {
+                shard.keep(&check.key, limit, told.reset_ms, now);
             }
         }
         verdicts
@@ -247,6 +238,26 @@ impl Shard {
         let Some((full_at, index)) = fullest else { return false };
         self.buckets.swap_remove_index(index);
         now < full_at
+    }
+}
+
+/// What becomes of `bucket` and of what `check` was told, once it is known whether all of the request's
+/// checks fit.
+fn spend(
+    limit: &TokenBucket,
+    check: &Check,
+    bucket: Bucket,
+    told: Verdict,
+    admitted: bool,
+    now: Timestamp,
+) -> (Bucket, Verdict) {
+    match check.demand {
+        Demand::Take if admitted => limit.take(bucket, check.cost, now),
+        Demand::Shadow if told.is_allowed() => limit.take(bucket, check.cost, now),
+        Demand::Debit if admitted && bucket.is_countable() => limit.debit(bucket, check.cost, now),
+        Demand::Lease => limit.lease(bucket, check.cost, now),
+        Demand::Return => limit.give_back(bucket, check.cost, now),
+        Demand::Take | Demand::Shadow | Demand::Debit => (bucket, told),
     }
 }
 

@@ -66,6 +66,8 @@ impl Flight {
                 Demand::Take => "take",
                 Demand::Debit => "debit",
                 Demand::Shadow => "shadow",
+                Demand::Lease => "lease",
+                Demand::Return => "return",
             });
         }
         let mut positions = positions.into_iter();
@@ -112,7 +114,10 @@ impl Question {
     fn of(check: &Check) -> Self {
         let Limit::TokenBucket(limit) = &check.limit;
         Self {
-            cost: limit.units(check.cost),
+            cost: match check.demand {
+                Demand::Debit | Demand::Return => limit.spent_units(check.cost),
+                Demand::Take | Demand::Shadow | Demand::Lease => limit.units(check.cost),
+            },
             limit: limit.script_numbers(),
             ttl_ms: limit.ttl_ms(),
             demand: check.demand,
@@ -151,6 +156,11 @@ fn verdict(numbers: &[Value]) -> Result<Verdict, StoreFault> {
         Value::Int(1) => Outcome::Allowed,
         Value::Int(0) => Outcome::Refused,
         Value::Int(2) => Outcome::NeverFits,
+        Value::Int(3) => {
+            let tokens = number(&numbers[2])?;
+            let (remaining, reset_ms) = (number(&numbers[1])?, number(&numbers[3])?);
+            return Ok(Verdict { outcome: Outcome::Leased(tokens), remaining, retry_after_ms: 0, reset_ms });
+        }
         Value::Int(-1) => return Err(script_fault(&numbers[1])),
         other => return Err(bad_reply(other)),
     };
