@@ -15,12 +15,17 @@ use serde_json::{Value, json};
 
 use crate::clock::Clock;
 use crate::config::Secret;
+use crate::hot_keys::Heat;
+use crate::key::Key;
 use crate::limiter::Limiter;
 use crate::metrics::Metrics;
 use crate::proxy::Live;
 use crate::reload::Reloader;
 use crate::source::postgres::write::Writer;
 use crate::store::memory::MemoryStore;
+
+/// Hot keys that are listed.
+const MOST_HOT_KEYS: usize = 100;
 
 /// Serves the admin listener.
 pub struct Admin {
@@ -84,6 +89,7 @@ impl Admin {
             "/healthz" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.ready(),
             "/api/v1/status" => json_response(StatusCode::OK, &self.status()),
+            "/api/v1/hot-keys" => json_response(StatusCode::OK, &self.hot_keys()),
             "/-/reload" => text(StatusCode::METHOD_NOT_ALLOWED, "use POST\n"),
             _ => text(StatusCode::NOT_FOUND, "not found; see / for what there is\n"),
         }
@@ -124,6 +130,22 @@ impl Admin {
             "requests_in_flight": self.metrics.in_flight.get(),
             "last_reload_error": self.reloader.last_error(),
             "needs_restart": self.reloader.needs_restart(),
+        })
+    }
+
+    fn hot_keys(&self) -> Value {
+        let describe = |(key, heat, leased): (Key, Heat, u64)| {
+            let (subject, route) = key.parts()?;
+            Some(json!({
+                "subject": subject,
+                "route": route,
+                "rate": heat.requests,
+                "tokens_per_second": heat.tokens,
+                "leased_tokens": leased,
+            }))
+        };
+        json!({
+            "hot_keys": self.limiter.hot_keys(MOST_HOT_KEYS).into_iter().filter_map(describe).collect::<Vec<_>>(),
         })
     }
 

@@ -47,6 +47,8 @@ pub struct Config {
     pub routes: Vec<Route>,
     /// What is promised to whom.
     pub rules: Rules,
+    /// When a key is hot, and what is taken of it in advance.
+    pub hot_keys: HotKeys,
     /// Which families of rate limit headers responses carry.
     pub headers: Headers,
     /// What is logged.
@@ -316,6 +318,20 @@ pub enum OnStoreFailure {
     Allow,
     /// Nothing passes: 503.
     Deny,
+}
+
+/// When a key is hot, and what is taken of it in advance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HotKeys {
+    /// Requests in a window from which on a key is hot on a gateway.
+    pub threshold: u64,
+    /// The window: a second at least.
+    pub window: Duration,
+    /// What all gateways together may hold of a key, in millionths of its capacity, or of what it earns in
+    /// a second if that is more. 0 is no leases.
+    pub epsilon_ppm: u32,
+    /// For how long the tokens of a lease are to last, if they may be so many.
+    pub lease_for: Duration,
 }
 
 /// Which families of headers responses carry beside `X-RateLimit-Remaining`.

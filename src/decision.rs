@@ -34,6 +34,8 @@ pub enum Basis {
     NoRule,
     /// The store decided.
     Store,
+    /// What this gateway has taken in advance of the key.
+    Lease,
     /// The store has refused the same lately, and it cannot fit yet.
     Denial,
     /// What the rules say for when the store does not.
@@ -116,6 +118,7 @@ impl Basis {
         match self {
             Self::NoRule => "no_rule",
             Self::Store => "store",
+            Self::Lease => "lease",
             Self::Denial => "denial",
             Self::Fallback => "fallback",
         }

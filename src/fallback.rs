@@ -10,7 +10,7 @@
 //! refilled meanwhile would have been refilled in the store as well. Where others were quicker and have
 //! had it from the store already, the debit leaves the bucket there below 0.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use indexmap::IndexMap;
@@ -18,6 +18,7 @@ use indexmap::IndexMap;
 use crate::clock::Timestamp;
 use crate::config::OnStoreFailure;
 use crate::decision::{Admission, Basis, Decision};
+use crate::gateways::Gateways;
 use crate::key::Key;
 use crate::limit::{Outcome, Verdict};
 use crate::metrics::Metrics;
@@ -28,7 +29,7 @@ use crate::store::memory::MemoryStore;
 #[derive(Debug)]
 pub struct Fallback {
     memory: Arc<MemoryStore>,
-    gateways: Arc<AtomicU32>,
+    gateways: Arc<Gateways>,
     most_debts: usize,
     debts: Mutex<IndexMap<Key, Debt>>,
     /// Whether there are any, without a lock.
@@ -50,7 +51,7 @@ impl Fallback {
     /// keys on which it owes.
     pub fn new(
         memory: Arc<MemoryStore>,
-        gateways: Arc<AtomicU32>,
+        gateways: Arc<Gateways>,
         most_debts: usize,
         metrics: Metrics,
     ) -> Self {
@@ -166,7 +167,7 @@ impl Fallback {
 
     /// Gateways that share the limits now, as far as is known.
     pub fn gateways(&self) -> u32 {
-        self.gateways.load(Ordering::Relaxed).max(1)
+        self.gateways.count()
     }
 
     fn verdicts(&self, checks: &Checks, now: Timestamp) -> Verdicts {

@@ -47,6 +47,12 @@ impl Key {
         Self(format!("tollgate:{{{prefix}}}:{name}").into())
     }
 
+    /// Whose bucket it is and on which route, as they stand in the key.
+    pub fn parts(&self) -> Option<(&str, &str)> {
+        let (_, rest) = self.0.split_once(":{")?;
+        rest.split_once("}:")
+    }
+
     /// The key as the stores know it.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -165,7 +171,9 @@ mod tests {
 
     #[test]
     fn the_key_of_the_design() {
-        assert_eq!(key(b"shop-a", b"create-order").as_str(), "rl:{shop-a}:create-order");
+        let key = key(b"shop-a", b"create-order");
+        assert_eq!(key.as_str(), "rl:{shop-a}:create-order");
+        assert_eq!(key.parts(), Some(("shop-a", "create-order")));
     }
 
     /// B037: ('a:b', 'c') and ('a', 'b:c') were one bucket.

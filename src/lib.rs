@@ -18,6 +18,7 @@ pub mod logging;
 
 // layer 2: routes, rules, identity and the snapshot of them, pure
 pub mod book;
+pub mod gateways;
 pub mod identity;
 pub mod route;
 pub mod rule;
@@ -34,6 +35,8 @@ pub mod source;
 pub mod breaker;
 pub mod denials;
 pub mod fallback;
+pub mod hot_keys;
+pub mod leases;
 // (on top of it)
 pub mod limiter;
 

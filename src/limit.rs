@@ -5,6 +5,8 @@ pub mod token_bucket;
 
 use token_bucket::TokenBucket;
 
+use crate::clock::Timestamp;
+
 /// The largest whole number that a double, and so Lua on Redis, holds exactly: 2^53.
 pub const MAX_EXACT: u64 = 1 << 53;
 
@@ -34,6 +36,20 @@ impl Limit {
     pub const fn earned(&self, micros: u64) -> u64 {
         match self {
             Self::TokenBucket(bucket) => bucket.earned(micros),
+        }
+    }
+
+    /// Microseconds in which `tokens` are earned, at most 100 years.
+    pub const fn micros_to_earn(&self, tokens: u64) -> u64 {
+        match self {
+            Self::TokenBucket(bucket) => bucket.micros_to_earn(tokens),
+        }
+    }
+
+    /// What an allowed request is told of a bucket that holds `tokens`.
+    pub fn at_level(&self, tokens: u64, now: Timestamp) -> Verdict {
+        match self {
+            Self::TokenBucket(bucket) => bucket.at_level(tokens, now).1,
         }
     }
 

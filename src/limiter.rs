@@ -4,16 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::breaker::{Breaker, State};
+use futures_util::future::join_all;
+use smallvec::smallvec;
+
+use crate::breaker::{Breaker, Call, State};
 use crate::clock::{Clock, Timestamp};
 use crate::decision::{Basis, Decision};
 use crate::denials::Denials;
 use crate::fallback::Fallback;
+use crate::hot_keys::{Heat, HotKeys};
+use crate::key::Key;
+use crate::leases::{Leases, Order};
 use crate::metrics::Metrics;
-use crate::rule::{Check, Checks};
+use crate::rule::{Check, Checks, Demand};
 use crate::store::{Store, StoreFault};
 
-/// How often an open breaker is looked after.
+/// How often an open breaker and the leases are looked after.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Debits in one call.
@@ -23,18 +29,21 @@ const DEBITS_PER_CALL: usize = 64;
 #[derive(Debug)]
 pub struct Limiter {
     store: Arc<dyn Store>,
-    outage: Option<Outage>,
+    hot_keys: HotKeys,
+    remote: Option<Remote>,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
     /// When the last store fault was logged; one a second says as much as a thousand.
     logged_at: AtomicU64,
 }
 
-/// What a limiter needs on a store that is elsewhere, and can fail.
+/// What a limiter needs on a store that is elsewhere: not to ask it too often, and to go on without it.
 #[derive(Debug)]
-pub struct Outage {
-    /// What need not be asked.
+pub struct Remote {
+    /// What need not be asked: it cannot fit.
     pub denials: Denials,
+    /// What need not be asked: it was taken in advance.
+    pub leases: Leases,
     /// The circuit in front of the store.
     pub breaker: Breaker,
     /// What decides meanwhile.
@@ -44,14 +53,15 @@ pub struct Outage {
 }
 
 impl Limiter {
-    /// A limiter on `store`; without `outage` the store is one that cannot fail.
+    /// A limiter on `store`; without `remote` the store is one that cannot fail.
     pub fn new(
         store: Arc<dyn Store>,
-        outage: Option<Outage>,
+        hot_keys: HotKeys,
+        remote: Option<Remote>,
         clock: Arc<dyn Clock>,
         metrics: Metrics,
     ) -> Self {
-        Self { store, outage, clock, metrics, logged_at: AtomicU64::new(0) }
+        Self { store, hot_keys, remote, clock, metrics, logged_at: AtomicU64::new(0) }
     }
 
     /// Decides all checks of one request: all of them take, or none does. Never an error.
@@ -59,15 +69,19 @@ impl Limiter {
         if checks.is_empty() {
             return Decision::no_rule();
         }
-        let Some(Outage { denials, breaker, fallback, .. }) = &self.outage else {
+        let asked = self.clock.now();
+        let heat = alone(checks).and_then(|check| self.hot_keys.see(&check.key, check.cost, asked));
+        let Some(Remote { denials, leases, breaker, fallback, .. }) = &self.remote else {
             return match self.store.acquire(checks).await {
                 Ok(verdicts) => Decision::from_verdicts(Basis::Store, checks, verdicts),
                 Err(_) => Decision::unavailable(),
             };
         };
-        let asked = self.clock.now();
         if let Some(refusal) = denials.refuse(checks, asked) {
             return refusal;
+        }
+        if let Some(verdict) = heat.and_then(|heat| leases.take(alone(checks)?, heat.tokens, asked)) {
+            return Decision::from_verdicts(Basis::Lease, checks, smallvec![verdict]);
         }
         let Some(call) = breaker.admit() else { return fallback.decide_and_owe(checks, asked) };
         let answer = self.store.acquire(checks).await;
@@ -84,10 +98,7 @@ impl Limiter {
                 decision
             }
             Err(fault) => {
-                if fault.is_of_the_node() && call.failed(now) {
-                    self.tell(State::Open, &fault.to_string());
-                }
-                self.note(&fault, now);
+                self.failed(call, &fault, now);
                 // What the store may have taken already is not owed once more.
                 if fault.may_have_run() {
                     fallback.decide(checks, now)
@@ -96,6 +107,75 @@ impl Limiter {
                 }
             }
         }
+    }
+
+    /// Looks after the leases until the process ends.
+    pub async fn keep_leasing(&self) {
+        let Some(Remote { leases, .. }) = &self.remote else { return };
+        let mut sweep = tokio::time::interval(LOOK_EVERY);
+        loop {
+            tokio::select! {
+                () = leases.ordered() => {}
+                _ = sweep.tick() => self.look_after_leases(),
+            }
+            self.lease().await;
+        }
+    }
+
+    /// Lets go of what has cooled down, and of leases that nobody uses or that must not be held any more.
+    pub fn look_after_leases(&self) {
+        let now = self.clock.now();
+        self.hot_keys.sweep(now);
+        if let Some(Remote { leases, .. }) = &self.remote {
+            leases.sweep(now);
+        }
+    }
+
+    /// Makes the calls for leases that are due now.
+    pub async fn lease(&self) {
+        let Some(Remote { leases, .. }) = &self.remote else { return };
+        join_all(leases.take_orders().iter().map(|order| self.carry_out(order))).await;
+    }
+
+    /// Gives back what is held in advance: for the end of this process.
+    pub async fn give_back(&self) {
+        let Some(Remote { leases, .. }) = &self.remote else { return };
+        leases.give_all_back(self.clock.now());
+        self.lease().await;
+    }
+
+    /// One call for a lease, or to give one back. It is not repeated, whatever becomes of it.
+    async fn carry_out(&self, order: &Order) {
+        let Some(Remote { leases, breaker, fallback, .. }) = &self.remote else { return };
+        let checks: Checks = smallvec![order.check.clone()];
+        let answer = match breaker.admit() {
+            None => None,
+            Some(call) => match self.store.acquire(&checks).await {
+                Ok(verdicts) => {
+                    let now = self.clock.now();
+                    call.answered(now);
+                    if breaker.state() == State::Closed {
+                        let key = order.check.key.clone();
+                        let level = smallvec![Check::own(key, order.check.limit, 1, Demand::Take)];
+                        fallback.learn(&level, &verdicts, now);
+                    }
+                    verdicts.first().copied()
+                }
+                Err(fault) => {
+                    self.failed(call, &fault, self.clock.now());
+                    None
+                }
+            },
+        };
+        if order.check.demand == Demand::Lease {
+            leases.land(order, answer, self.clock.now());
+        }
+    }
+
+    /// The hottest keys of this gateway, the hottest first, and what of them is held in advance.
+    pub fn hot_keys(&self, most: usize) -> Vec<(Key, Heat, u64)> {
+        let held = |key: &Key| self.remote.as_ref().map_or(0, |remote| remote.leases.held(key));
+        self.hot_keys.top(most).into_iter().map(|(key, heat)| (key.clone(), heat, held(&key))).collect()
     }
 
     /// Looks after the breaker until the process ends.
@@ -109,7 +189,7 @@ impl Limiter {
     /// One step of the way back, if one is due: a probe, then what was spent meanwhile is debited,
     /// then requests are decided by the store again. In this order, so that recovery is no free burst.
     pub async fn recover(&self) {
-        let Some(Outage { breaker, fallback, probe: check, .. }) = &self.outage else { return };
+        let Some(Remote { breaker, fallback, probe: check, .. }) = &self.remote else { return };
         // Without a connection a probe could only fail, and make the next pause longer.
         if !self.store.is_up() {
             breaker.note_down(self.clock.now());
@@ -144,17 +224,17 @@ impl Limiter {
 
     /// The circuit in front of the store.
     pub fn breaker_state(&self) -> State {
-        self.outage.as_ref().map_or(State::Closed, |outage| outage.breaker.state())
+        self.remote.as_ref().map_or(State::Closed, |remote| remote.breaker.state())
     }
 
     /// Keys on which something is owed to the store.
     pub fn debt_count(&self) -> usize {
-        self.outage.as_ref().map_or(0, |outage| outage.fallback.debt_count())
+        self.remote.as_ref().map_or(0, |remote| remote.fallback.debt_count())
     }
 
     /// Gateways that share the limits, as far as is known; 1 where there is no store to share.
     pub fn gateways(&self) -> u32 {
-        self.outage.as_ref().map_or(1, |outage| outage.fallback.gateways())
+        self.remote.as_ref().map_or(1, |remote| remote.fallback.gateways())
     }
 
     /// Debits in the store what was spent without it until `down_at` and since, each debit at most once: one
@@ -213,6 +293,14 @@ impl Limiter {
         }
     }
 
+    /// Counts a call that gave no decision.
+    fn failed(&self, call: Call<'_>, fault: &StoreFault, now: Timestamp) {
+        if fault.is_of_the_node() && call.failed(now) {
+            self.tell(State::Open, &fault.to_string());
+        }
+        self.note(fault, now);
+    }
+
     fn note(&self, fault: &StoreFault, now: Timestamp) {
         self.metrics.store_errors.with_label_values(&[fault.kind()]).inc();
         let logged_at = self.logged_at.load(Ordering::Relaxed);
@@ -225,6 +313,14 @@ impl Limiter {
         if mine {
             tracing::warn!(kind = fault.kind(), %fault, "no decision from the store: rules fall back");
         }
+    }
+}
+
+/// The check of a request that has only one, which takes.
+fn alone(checks: &Checks) -> Option<&Check> {
+    match &checks[..] {
+        [check] if check.cost > 0 => Some(check),
+        _ => None,
     }
 }
 

@@ -2,8 +2,8 @@
 //! client; handles of the request path are looked up once, not per request.
 
 use prometheus::{
-    Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder,
+    Encoder as _, Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge,
+    IntGaugeVec, Opts, Registry, TextEncoder,
 };
 
 /// Bounds of decision times, in seconds: from in memory to beyond every deadline.
@@ -56,6 +56,8 @@ pub struct Metrics {
     pub debited_tokens: IntCounter,
     /// Debits that the store was not told of.
     pub dropped_debits: IntCounter,
+    /// What is taken in advance.
+    pub leases: LeaseMetrics,
     /// What the stores do.
     pub store: StoreMetrics,
     /// Reloads, applied and rejected.
@@ -107,6 +109,47 @@ impl RulesMetrics {
                 "Times that rules were read from the database, by outcome.",
                 &["outcome"],
             )?,
+        })
+    }
+}
+
+/// What becomes of the tokens of leases.
+#[derive(Clone, Debug)]
+pub struct LeaseMetrics {
+    /// They were taken from the store in advance.
+    pub fetched: IntCounter,
+    /// A request had them.
+    pub spent: IntCounter,
+    /// They were given back.
+    pub returned: IntCounter,
+    /// They were let go, because the store was not heard for too long.
+    pub expired: IntCounter,
+    /// It was asked for them without an answer: they may be gone.
+    pub lost: IntCounter,
+    /// Keys that are leased now.
+    pub leases: IntGauge,
+    /// The configured bound: what all gateways may hold of a key, as a part of its limit.
+    pub epsilon: Gauge,
+}
+
+impl LeaseMetrics {
+    fn new(r: &Registry) -> Result<Self, prometheus::Error> {
+        let tokens =
+            counters(r, "lease_tokens_total", "Tokens of leases, by what became of them.", &["event"])?;
+        let event = |event: &str| tokens.with_label_values(&[event]);
+        let epsilon = Gauge::with_opts(opts(
+            "lease_slack_ratio",
+            "What all gateways together may hold of a hot key, as a part of its capacity or rate.",
+        ))?;
+        r.register(Box::new(epsilon.clone()))?;
+        Ok(Self {
+            fetched: event("fetched"),
+            spent: event("spent"),
+            returned: event("returned"),
+            expired: event("expired"),
+            lost: event("lost"),
+            leases: gauge(r, "leases", "Hot keys that are leased now.")?,
+            epsilon,
         })
     }
 }
@@ -212,6 +255,7 @@ impl Metrics {
                 "Tokens spent without the store, debited afterwards.",
             )?,
             dropped_debits: counter(&r, "dropped_debits_total", "Debits that the store was not told of.")?,
+            leases: LeaseMetrics::new(&r)?,
             store,
             reloads,
             revision: gauge(&r, "config_revision", "The revision of the configuration that is served.")?,
@@ -249,6 +293,8 @@ impl Metrics {
             decisions: self.decisions.clone(),
             disagreements: self.disagreements.clone(),
             admitted_by_store: self.decisions.with_label_values(&[route, "default", "admitted", "store"]),
+            admitted_by_lease: self.decisions.with_label_values(&[route, "default", "admitted", "lease"]),
+            refused_by_lease: self.decisions.with_label_values(&[route, "default", "refused", "lease"]),
             refused_by_denial: self.decisions.with_label_values(&[route, "default", "refused", "denial"]),
             refused_by_store: self.decisions.with_label_values(&[route, "default", "refused", "store"]),
             seconds_by_store: self.decision_seconds.with_label_values(&["store"]),
@@ -266,6 +312,8 @@ pub struct RouteMetrics {
     admitted_by_store: IntCounter,
     refused_by_store: IntCounter,
     refused_by_denial: IntCounter,
+    admitted_by_lease: IntCounter,
+    refused_by_lease: IntCounter,
     seconds_by_store: Histogram,
     route: Box<str>,
 }
@@ -282,6 +330,8 @@ impl RouteMetrics {
         match (outcome, basis) {
             ("admitted", "store") => self.admitted_by_store.inc(),
             ("refused", "store") => self.refused_by_store.inc(),
+            ("admitted", "lease") => self.admitted_by_lease.inc(),
+            ("refused", "lease") => self.refused_by_lease.inc(),
             ("refused", "denial") => self.refused_by_denial.inc(),
             _ => self.decisions.with_label_values(&[&*self.route, rule, outcome, basis]).inc(),
         }

@@ -213,6 +213,7 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
         "identity.tenant.keys",
     );
     compare(running.gateways != new.gateways, "cluster.gateways");
+    compare(running.hot_keys != new.hot_keys, "hot_keys");
     compare(running.log.format != new.log.format, "log.access.format");
     sections
 }

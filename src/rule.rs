@@ -44,6 +44,11 @@ pub struct Check {
 }
 
 impl Check {
+    /// A check of the gateway itself, which stands for no request.
+    pub const fn own(key: Key, limit: Limit, cost: u64, demand: Demand) -> Self {
+        Self { rule: RuleId::TENANT, key, limit, cost, demand, on_store_failure: OnStoreFailure::Local }
+    }
+
     /// Whether the request is refused if this is.
     pub fn votes(&self) -> bool {
         self.demand == Demand::Take

@@ -6,7 +6,7 @@ mod traffic;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -28,17 +28,20 @@ use crate::admin::Admin;
 use crate::breaker::Breaker;
 use crate::clock::{Clock, SystemClock};
 use crate::config::fault::Placed;
-use crate::config::{self, Config, Listener, OnStoreFailure};
+use crate::config::{self, Config, Listener};
 use crate::denials::Denials;
 use crate::fallback::Fallback;
+use crate::gateways::Gateways;
+use crate::hot_keys::HotKeys;
 use crate::key::{Key, fnv1a};
-use crate::limiter::{Limiter, Outage};
+use crate::leases::Leases;
+use crate::limiter::{Limiter, Remote};
 use crate::logging::LogLevel;
 use crate::metrics::Metrics;
 use crate::proxy::upstream::ResolveError;
 use crate::proxy::{Gateway, Live};
 use crate::reload::Reloader;
-use crate::rule::{Check, Demand, RuleId};
+use crate::rule::{Check, Demand};
 use crate::snapshot::Snapshot;
 use crate::source::postgres::DatabaseError;
 use crate::source::postgres::feed::Feed;
@@ -118,15 +121,19 @@ where
     let metrics = Metrics::new()?;
     let memory = Arc::new(MemoryStore::new(config.store.max_keys, Arc::clone(&clock)));
     let id = gateway_id(&clock);
-    let gateways = Arc::new(AtomicU32::new(config.gateways.unwrap_or(1)));
-    let (store, driver, store_kind) = store(&config, &id, &gateways, &memory, &metrics)?;
-    let outage = config.store.redis.is_some().then(|| Outage {
+    let gateways = Arc::new(config.gateways.map_or_else(Gateways::counted, Gateways::fixed));
+    metrics.leases.epsilon.set(f64::from(config.hot_keys.epsilon_ppm) / 1e6);
+    let (store, driver, store_kind) = store(&config, &id, &gateways, &clock, &memory, &metrics)?;
+    let remote = config.store.redis.is_some().then(|| Remote {
         denials: Denials::default(),
+        leases: Leases::new(&config.hot_keys, Arc::clone(&gateways), metrics.leases.clone()),
         breaker: Breaker::new(config.store.breaker, fnv1a(id.as_bytes())),
         fallback: Fallback::new(Arc::clone(&memory), gateways, config.store.max_keys, metrics.clone()),
         probe: probe(&config, &id),
     });
-    let limiter = Arc::new(Limiter::new(Arc::clone(&store), outage, Arc::clone(&clock), metrics.clone()));
+    let hot_keys = HotKeys::new(config.hot_keys.threshold, config.hot_keys.window);
+    let limiter = Limiter::new(Arc::clone(&store), hot_keys, remote, Arc::clone(&clock), metrics.clone());
+    let limiter = Arc::new(limiter);
     let live = Arc::new(ArcSwap::from_pointee(Live::new(&config, snapshot, &metrics)?));
     let reloader =
         Arc::new(Reloader::new(path, Arc::clone(&live), config.clone(), log_level, metrics.clone()));
@@ -218,7 +225,8 @@ type Stored = (Arc<dyn Store>, Option<Driver>, &'static str);
 fn store(
     config: &Config,
     id: &str,
-    gateways: &Arc<AtomicU32>,
+    gateways: &Arc<Gateways>,
+    clock: &Arc<dyn Clock>,
     memory: &Arc<MemoryStore>,
     metrics: &Metrics,
 ) -> Result<Stored, StartError> {
@@ -227,9 +235,11 @@ fn store(
         return Ok((Arc::clone(memory) as Arc<dyn Store>, None, "memory"));
     };
     // A number in the configuration needs no counting.
-    let heartbeat =
-        config.gateways.is_none().then(|| Heartbeat::new(&config.store.key_prefix, id, Arc::clone(gateways)));
-    metrics.store.live_gateways.set(i64::from(gateways.load(Ordering::Relaxed)));
+    let heartbeat = config
+        .gateways
+        .is_none()
+        .then(|| Heartbeat::new(&config.store.key_prefix, id, Arc::clone(gateways), Arc::clone(clock)));
+    metrics.store.live_gateways.set(i64::from(gateways.count()));
     let (store, driver) =
         RedisStore::new(&redis.url.value.0, redis.timeout, heartbeat, metrics.store.clone())?;
     Ok((Arc::new(store), Some(driver), "redis"))
@@ -244,14 +254,9 @@ fn gateway_id(clock: &Arc<dyn Clock>) -> String {
 /// What the way back to the store begins with: a bucket of this gateway's own that is never empty,
 /// written like any other, so that a store that only reads does not pass for well.
 fn probe(config: &Config, id: &str) -> Check {
-    Check {
-        rule: RuleId::TENANT,
-        key: Key::internal(&config.store.key_prefix, &format!("probe-{:016x}", fnv1a(id.as_bytes()))),
-        limit: config::built_in_default(),
-        cost: 1,
-        demand: Demand::Take,
-        on_store_failure: OnStoreFailure::Local,
-    }
+    let name = format!("probe-{:016x}", fnv1a(id.as_bytes()));
+    let key = Key::internal(&config.store.key_prefix, &name);
+    Check::own(key, config::built_in_default(), 1, Demand::Take)
 }
 
 fn server_conf(config: &Config) -> ServerConf {

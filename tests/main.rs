@@ -21,6 +21,7 @@ mod contract;
 mod demo;
 mod faults;
 mod harness;
+mod leases;
 mod lifecycle;
 mod outage;
 mod rollout;

@@ -4,18 +4,20 @@
 //! Held are: never more than the bound, whatever fails; nothing refused that the bound has room for,
 //! while nothing fails; and after all is well again, a client is served again.
 
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tollgate::breaker::{Breaker, State};
 use tollgate::clock::{Clock, ManualClock, Timestamp};
-use tollgate::config::Breaker as Settings;
+use tollgate::config::{Breaker as Settings, HotKeys as HotKeysSettings};
 use tollgate::decision::Admission;
 use tollgate::denials::Denials;
 use tollgate::fallback::Fallback;
-use tollgate::limiter::{Limiter, Outage};
+use tollgate::gateways::Gateways;
+use tollgate::hot_keys::HotKeys;
+use tollgate::leases::Leases;
+use tollgate::limiter::{Limiter, Remote};
 use tollgate::metrics::Metrics;
 use tollgate::rule::{Checks, Verdicts};
 use tollgate::store::memory::MemoryStore;
@@ -90,7 +92,7 @@ impl World {
             clock: Arc::clone(&clock),
             ahead: Mutex::new(0),
         });
-        let live = Arc::new(AtomicU32::new(gateways as u32));
+        let live = Arc::new(Gateways::fixed(gateways as u32));
         let metrics = Metrics::new().unwrap();
         let gateway = |index: u64| {
             let store = Arc::new(Behind { shared: Arc::clone(&shared), link: Mutex::new(Link::Well) });
@@ -101,15 +103,29 @@ impl World {
                 open_for: Duration::from_secs(1),
                 apart: Duration::ZERO,
             };
-            let outage = Outage {
+            // No leases: what they may add has a simulation of its own.
+            let hot_keys = HotKeysSettings {
+                threshold: u64::MAX,
+                window: Duration::from_secs(1),
+                epsilon_ppm: 0,
+                lease_for: Duration::from_millis(100),
+            };
+            let remote = Remote {
                 denials: Denials::default(),
+                leases: Leases::new(&hot_keys, Arc::clone(&live), metrics.leases.clone()),
                 breaker: Breaker::new(settings, seed ^ index),
                 fallback: Fallback::new(memory, Arc::clone(&live), 1_000, metrics.clone()),
                 probe: check(&format!("probe{index}"), 1_000, "1000", 1),
             };
             let clock = Arc::clone(&clock) as Arc<dyn Clock>;
-            let limiter =
-                Limiter::new(Arc::clone(&store) as Arc<dyn Store>, Some(outage), clock, metrics.clone());
+            let hot_keys = HotKeys::new(hot_keys.threshold, hot_keys.window);
+            let limiter = Limiter::new(
+                Arc::clone(&store) as Arc<dyn Store>,
+                hot_keys,
+                Some(remote),
+                clock,
+                metrics.clone(),
+            );
             (store, limiter)
         };
         let gateways = (0..gateways).map(gateway).collect();

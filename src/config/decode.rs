@@ -82,12 +82,8 @@ pub(super) fn config(root: &Node<'_>, rows: Vec<Row>, r: &mut Reading<'_>) -> Co
         rules: rules_of(root, rules, rows, r),
         headers: headers_of(headers, r),
         log: log_of(log, r),
-        warnings: {
-            if let Some(node) = hot_keys {
-                hot_keys_of(node, r, &mut warnings);
-            }
-            warnings
-        },
+        hot_keys: hot_keys_of(hot_keys, r),
+        warnings,
     }
 }
 

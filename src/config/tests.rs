@@ -126,11 +126,24 @@ fn a_row_that_cannot_be_read_is_a_fault_and_no_wider_row() {
 
 #[test]
 fn what_does_nothing_yet_is_said() {
-    let config =
-        good("hot_keys: {threshold: 100/s, epsilon: 0.05, lease_for: 100ms}\ncluster: {gateways: 4}\n");
+    let config = good("cluster: {gateways: 4, region: {name: hn}}\n");
     assert_eq!(config.gateways, Some(4));
     let fields: Vec<&str> = config.warnings.iter().map(|warning| &*warning.field).collect();
-    assert_eq!(fields, ["hot_keys"]);
+    assert_eq!(fields, ["cluster.region"]);
+}
+
+#[test]
+fn hot_keys_as_written_and_by_default() {
+    let hot_keys = good("").hot_keys;
+    assert_eq!((hot_keys.threshold, hot_keys.epsilon_ppm), (100, 50_000));
+    assert_eq!(hot_keys.lease_for, std::time::Duration::from_millis(100));
+    let hot_keys = good("hot_keys: {threshold: 3000/m, window: 2s, epsilon: 0.01, lease_for: 50ms}").hot_keys;
+    assert_eq!((hot_keys.threshold, hot_keys.epsilon_ppm), (100, 10_000));
+    for wrong in
+        ["window: 999ms", "lease_for: 1ms", "lease_for: 2s", "epsilon: 1.1", "threshold: 0", "size: 1"]
+    {
+        assert_eq!(faults(&format!("{ROUTES}hot_keys: {{{wrong}}}")).len(), 1, "{wrong}");
+    }
 }
 
 #[test]

@@ -122,6 +122,11 @@ impl TokenBucket {
         units / self.scale
     }
 
+    /// Microseconds in which `tokens` are earned, at most 100 years.
+    pub const fn micros_to_earn(&self, tokens: u64) -> u64 {
+        self.time_to_earn(tokens.saturating_mul(self.scale))
+    }
+
     /// Units of a cost in tokens; a cost above the capacity stays above it.
     pub const fn units(&self, cost: u64) -> u64 {
         let most = self.capacity + 1;
@@ -269,6 +274,7 @@ impl TokenBucket {
     /// Microseconds that it takes to earn `need` units.
     const fn time_to_earn(&self, need: u64) -> u64 {
         let whole = need / self.n;
+        // Both factors are below n and d, whose product is exact.
         let rest = ((need % self.n) * self.d).div_ceil(self.n);
         let time = whole.saturating_mul(self.d).saturating_add(rest);
         if time > FOREVER_MICROS { FOREVER_MICROS } else { time }

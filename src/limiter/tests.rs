@@ -1,5 +1,4 @@
 use std::sync::Mutex;
-use std::sync::atomic::AtomicU32;
 
 use async_trait::async_trait;
 use smallvec::smallvec;
@@ -8,6 +7,7 @@ use super::*;
 use crate::clock::ManualClock;
 use crate::config::{Breaker as Settings, OnStoreFailure};
 use crate::decision::Admission;
+use crate::gateways::Gateways;
 use crate::key::{Hasher, Key, Part};
 use crate::limit::token_bucket::TokenBucket;
 use crate::limit::{Limit, Outcome, Verdict};
@@ -46,7 +46,8 @@ fn limiter(gateways: u32, answers: Vec<Result<Outcome, StoreFault>>) -> (Limiter
     let clock: Arc<dyn Clock> = Arc::new(ManualClock::at(Timestamp::from_micros(1_764_000_000_000_000)));
     let metrics = Metrics::new().unwrap();
     let memory = Arc::new(MemoryStore::new(100, Arc::clone(&clock)));
-    let gateways = Arc::new(AtomicU32::new(gateways));
+    let gateways = Arc::new(Gateways::fixed(gateways));
+    let leases = Leases::new(&hot_keys(), Arc::clone(&gateways), metrics.leases.clone());
     let fallback = Fallback::new(Arc::clone(&memory), gateways, 100, metrics.clone());
     let settings = Settings {
         failure_permille: 500,
@@ -55,8 +56,20 @@ fn limiter(gateways: u32, answers: Vec<Result<Outcome, StoreFault>>) -> (Limiter
         apart: Duration::ZERO,
     };
     let probe = checks(10, OnStoreFailure::Local).remove(0);
-    let outage = Outage { denials: Denials::default(), breaker: Breaker::new(settings, 1), fallback, probe };
-    (Limiter::new(Arc::new(Scripted(Mutex::new(answers))), Some(outage), clock, metrics), memory)
+    let (denials, breaker) = (Denials::default(), Breaker::new(settings, 1));
+    let remote = Remote { denials, leases, breaker, fallback, probe };
+    let store = Arc::new(Scripted(Mutex::new(answers)));
+    let hot_keys = HotKeys::new(hot_keys().threshold, hot_keys().window);
+    (Limiter::new(store, hot_keys, Some(remote), clock, metrics), memory)
+}
+
+fn hot_keys() -> crate::config::HotKeys {
+    crate::config::HotKeys {
+        threshold: 100,
+        window: Duration::from_secs(1),
+        epsilon_ppm: 50_000,
+        lease_for: Duration::from_millis(100),
+    }
 }
 
 fn decide(limiter: &Limiter, checks: &Checks) -> (Admission, Basis) {

@@ -46,7 +46,7 @@ impl<S: Service> Service for Traffic<S> {
             // thread's waking with each flight.
             tokio::spawn(driver.run());
             let limiter = Arc::clone(&self.limiter);
-            tokio::spawn(async move { limiter.keep_recovering().await });
+            tokio::spawn(async move { tokio::join!(limiter.keep_recovering(), limiter.keep_leasing()) });
             let connected = async {
                 while !self.store.is_up() {
                     tokio::time::sleep(Duration::from_millis(2)).await;

@@ -1,12 +1,13 @@
 //! The store, the cluster and hot keys.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::no_effect_yet;
 use crate::config::fault::Fault;
 use crate::config::fields::{Reading, join, placed};
 use crate::config::yaml::{Kind, Node};
-use crate::config::{Breaker, Redis, Secret, Store};
+use crate::config::{Breaker, HotKeys, Redis, Secret, Store};
 use crate::limit::rate::Rate;
 
 /// Buckets in memory unless `store.memory.max_keys` says otherwise: about 80 MB when full.
@@ -170,10 +171,41 @@ pub(super) fn gateways_of(node: &Node<'_>, r: &mut Reading<'_>, warnings: &mut V
     u32::try_from(number).ok()
 }
 
-pub(super) fn hot_keys_of(node: &Node<'_>, r: &mut Reading<'_>, warnings: &mut Vec<Fault>) {
-    let [threshold, epsilon, lease_for] = r.fields(node, "hot_keys", ["threshold", "epsilon", "lease_for"]);
-    threshold.map(|node| r.parsed::<Rate>(node, "hot_keys.threshold"));
-    epsilon.map(|node| r.fraction(node, "hot_keys.epsilon"));
-    lease_for.map(|node| r.duration(node, "hot_keys.lease_for"));
-    no_effect_yet(warnings, node, "hot_keys");
+pub(super) fn hot_keys_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> HotKeys {
+    let mut hot_keys = HotKeys {
+        threshold: 100,
+        window: Duration::from_secs(1),
+        epsilon_ppm: 50_000,
+        lease_for: Duration::from_millis(100),
+    };
+    let Some(node) = node else { return hot_keys };
+    let [threshold, window, epsilon, lease_for] =
+        r.fields(node, "hot_keys", ["threshold", "window", "epsilon", "lease_for"]);
+    let mut within = |node: Option<&Node<'_>>, field: &str, range: RangeInclusive<Duration>, said: &str| {
+        let node = node?;
+        let duration = r.duration(node, field)?;
+        if range.contains(&duration) {
+            return Some(duration);
+        }
+        r.fault(node.place, field, format!("expected {said}, got {}", node.describe()));
+        None
+    };
+    let seconds = Duration::from_secs;
+    if let Some(window) = within(window, "hot_keys.window", seconds(1)..=seconds(60), "1s to 60s") {
+        hot_keys.window = window;
+    }
+    let range = Duration::from_millis(10)..=seconds(1);
+    if let Some(lease_for) = within(lease_for, "hot_keys.lease_for", range, "10ms to 1s") {
+        hot_keys.lease_for = lease_for;
+    }
+    let rate = threshold.and_then(|node| r.parsed::<Rate>(node, "hot_keys.threshold"));
+    let (count, per_micros) = rate.map_or((hot_keys.threshold, 1_000_000), Rate::fraction);
+    let threshold = u128::from(count) * hot_keys.window.as_micros() / per_micros.max(1);
+    hot_keys.threshold = u64::try_from(threshold).unwrap_or(u64::MAX).max(1);
+    if let Some(epsilon) = epsilon.and_then(|node| r.fraction(node, "hot_keys.epsilon")) {
+        #[expect(clippy::cast_sign_loss, reason = "a fraction is not negative")]
+        let ppm = (epsilon * 1_000_000.0).round() as u32;
+        hot_keys.epsilon_ppm = ppm;
+    }
+    hot_keys
 }

@@ -228,12 +228,13 @@ impl Flights {
     /// Says that this gateway lives; also finds out that a connection nobody uses is lost.
     async fn beat(&mut self, connection: &mut Connection, gate: &mut VecDeque<Waiting>) -> Result<(), Lost> {
         self.next_beat = Instant::now() + heartbeat::EVERY;
+        let sent = self.heartbeat.as_ref().map(Heartbeat::now);
         let command = self.heartbeat.as_ref().map_or_else(|| redis::cmd("PING"), Heartbeat::command);
         let mut answer = std::pin::pin!(connection.send(&command));
         match in_time(&mut answer, self.timeout).await {
             Some(Ok(reply)) => {
-                if let Some(heartbeat) = &self.heartbeat {
-                    let live = heartbeat.heard(&reply, self.connected_at);
+                if let (Some(heartbeat), Some(sent)) = (&self.heartbeat, sent) {
+                    let live = heartbeat.heard(&reply, sent, self.connected_at);
                     self.metrics.live_gateways.set(i64::from(live));
                 }
                 Ok(())

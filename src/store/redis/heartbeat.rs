@@ -1,12 +1,13 @@
 //! How many gateways live: each says so once a second in Redis, and hears how many did lately.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
+use crate::clock::{Clock, Timestamp};
+use crate::gateways::{GONE_AFTER, Gateways};
 use crate::key::Key;
 
 /// The script of one heartbeat.
@@ -14,9 +15,6 @@ const SOURCE: &str = include_str!("../../../lua/heartbeat.lua");
 
 /// How often a gateway says that it lives.
 pub(super) const EVERY: Duration = Duration::from_secs(1);
-
-/// After which silence it counts as gone.
-const GONE_AFTER: Duration = Duration::from_secs(5);
 
 /// How long after a new connection the count may only grow. After an outage the first gateway to come
 /// back would be the only one, and take the whole limit for its share.
@@ -27,14 +25,14 @@ const SETTLES_WITHIN: Duration = Duration::from_secs(10);
 pub struct Heartbeat {
     key: Key,
     id: Box<str>,
-    /// The count that all of this gateway goes by. Without Redis the last one holds.
-    live: Arc<AtomicU32>,
+    live: Arc<Gateways>,
+    clock: Arc<dyn Clock>,
 }
 
 impl Heartbeat {
     /// The heartbeat of the gateway `id`, among those that share `prefix`; tells the count to `live`.
-    pub fn new(prefix: &str, id: &str, live: Arc<AtomicU32>) -> Self {
-        Self { key: Key::internal(prefix, "gateways"), id: id.into(), live }
+    pub fn new(prefix: &str, id: &str, live: Arc<Gateways>, clock: Arc<dyn Clock>) -> Self {
+        Self { key: Key::internal(prefix, "gateways"), id: id.into(), live, clock }
     }
 
     /// The call. By its source, not by a hash: once a second that costs nothing, and needs no reload.
@@ -45,15 +43,21 @@ impl Heartbeat {
         command
     }
 
-    /// Notes the count that was answered, on a connection that has been there since `connected`.
-    pub(super) fn heard(&self, reply: &Value, connected: Instant) -> u32 {
-        let known = self.live.load(Ordering::Relaxed);
+    /// What time it is, to be told when the answer comes.
+    pub(super) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Notes the count that was answered to a call of `sent`, on a connection that has been there since
+    /// `connected`.
+    pub(super) fn heard(&self, reply: &Value, sent: Timestamp, connected: Instant) -> u32 {
+        let known = self.live.count();
         let Value::Int(count) = reply else { return known };
-        let count = u32::try_from(*count).unwrap_or(1).max(1);
-        if count > known || connected.elapsed() > SETTLES_WITHIN {
-            self.live.store(count, Ordering::Relaxed);
-            return count;
+        let mut count = u32::try_from(*count).unwrap_or(1).max(1);
+        if count < known && connected.elapsed() <= SETTLES_WITHIN {
+            count = known;
         }
-        known
+        self.live.heard(count, sent, self.clock.now());
+        count
     }
 }
