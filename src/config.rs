@@ -246,6 +246,8 @@ pub struct Terms {
     pub mode: Mode,
     /// The share of subjects for which `enforce` refuses, in per cent; for the others it is `shadow`.
     pub enforce_percent: u8,
+    /// How many buckets one of its buckets is split over, so that a cluster shares the load of a very large one.
+    pub shards: u16,
     /// A limit to be tried beside this one: decided and counted, never enforced.
     pub candidate: Option<Limit>,
     /// From when on the row counts, if not always.
@@ -262,10 +264,16 @@ impl Terms {
             on_store_failure: None,
             mode: Mode::Enforce,
             enforce_percent: 100,
+            shards: 1,
             candidate: None,
             valid_from: None,
             valid_until: None,
         }
+    }
+
+    /// The largest cost that ever fits: what the smallest of its shards holds.
+    pub const fn largest_cost(&self) -> u64 {
+        self.limit.capacity() / self.shards as u64
     }
 
     /// Whether they count at `now`.

@@ -61,6 +61,33 @@ impl Decision {
         Self { admission, basis, verdicts }
     }
 
+    /// The same, told of the whole of each bucket that is split over shards. What the other shards hold is
+    /// not known: they are asked in turn, so it is about as much.
+    #[must_use]
+    pub fn of_all_shards(mut self, checks: &Checks) -> Self {
+        for (check, verdict) in checks.iter().zip(&mut self.verdicts) {
+            let all = verdict.remaining.saturating_mul(u64::from(check.shards));
+            verdict.remaining = all.min(check.limit.capacity());
+        }
+        self
+    }
+
+    /// Whether a check has found its shard empty, and no other check refuses.
+    pub fn is_short_of_a_shard(&self, checks: &Checks) -> bool {
+        let short =
+            |(check, verdict): (&Check, &Verdict)| check.shards > 1 && verdict.outcome == Outcome::Refused;
+        let refuses = |(check, verdict): (&Check, &Verdict)| {
+            check.shards == 1 && check.votes() && !verdict.is_allowed()
+        };
+        let mut told = checks.iter().zip(&self.verdicts);
+        told.clone().any(short) && !told.any(refuses)
+    }
+
+    /// The longest of the waits that its checks were told.
+    pub fn longest_wait(&self) -> u64 {
+        self.verdicts.iter().map(|verdict| verdict.retry_after_ms).max().unwrap_or(0)
+    }
+
     /// The check that is nearest to refusing, or that refused (the one with the longest wait): its
     /// position. A shadow only where there is nothing else; `None` where nothing was asked.
     pub fn nearest(&self, checks: &Checks) -> Option<usize> {

@@ -41,6 +41,13 @@ impl Key {
         Self(format!("{}:candidate", self.0).into())
     }
 
+    /// The key of one shard of this bucket. Without a hash tag, so that the shards spread over a cluster; no
+    /// other bucket's name is without braces.
+    #[must_use]
+    pub fn of_shard(&self, shard: u16) -> Self {
+        Self(format!("{}:{shard}", self.0.replace(['{', '}'], "")).into())
+    }
+
     /// A key of the gateways themselves: of their heartbeats and probes. It stands apart from the
     /// buckets, for those who look through them by their prefix.
     pub fn internal(prefix: &str, name: &str) -> Self {

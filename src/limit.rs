@@ -53,6 +53,14 @@ impl Limit {
         }
     }
 
+    /// The part of this limit that one of `shards` buckets holds: all together hold it exactly.
+    #[must_use]
+    pub fn shard(&self, shard: u16, shards: u16) -> Self {
+        match self {
+            Self::TokenBucket(bucket) => Self::TokenBucket(bucket.shard(shard, shards)),
+        }
+    }
+
     /// The part of this limit that one of `gateways` may give out alone, when no store joins them;
     /// room enough for `cost`, which could never pass otherwise.
     #[must_use]

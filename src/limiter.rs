@@ -1,7 +1,7 @@
 //! The limiter: all checks of one request to one decision, whatever the store does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -33,6 +33,8 @@ pub struct Limiter {
     remote: Option<Remote>,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
+    /// Whose turn it is among shards.
+    turn: AtomicUsize,
     /// When the last store fault was logged; one a second says as much as a thousand.
     logged_at: AtomicU64,
 }
@@ -61,11 +63,43 @@ impl Limiter {
         clock: Arc<dyn Clock>,
         metrics: Metrics,
     ) -> Self {
-        Self { store, hot_keys, remote, clock, metrics, logged_at: AtomicU64::new(0) }
+        Self {
+            store,
+            hot_keys,
+            remote,
+            clock,
+            metrics,
+            turn: AtomicUsize::new(0),
+            logged_at: AtomicU64::new(0),
+        }
     }
 
     /// Decides all checks of one request: all of them take, or none does. Never an error.
     pub async fn decide(&self, checks: &Checks) -> Decision {
+        let shards = checks.iter().map(|check| check.shards).max().unwrap_or(1);
+        if shards <= 1 { self.decide_whole(checks).await } else { self.decide_on(shards, checks).await }
+    }
+
+    /// On one shard after the other, each request beginning at the next one, until one has what is asked for: so
+    /// nothing is refused that fits into any of them.
+    async fn decide_on(&self, shards: u16, checks: &Checks) -> Decision {
+        let first = self.turn.fetch_add(1, Ordering::Relaxed);
+        let mut refusal: Option<Decision> = None;
+        for turn in 0..usize::from(shards) {
+            let on_shard = checks.iter().map(|check| check.on_shard(first.wrapping_add(turn))).collect();
+            let decision = self.decide_whole(&on_shard).await.of_all_shards(checks);
+            if !decision.is_short_of_a_shard(checks) {
+                return decision;
+            }
+            let soonest = |known: &Decision| known.longest_wait() <= decision.longest_wait();
+            if !refusal.as_ref().is_some_and(soonest) {
+                refusal = Some(decision);
+            }
+        }
+        refusal.unwrap_or_else(Decision::unavailable)
+    }
+
+    async fn decide_whole(&self, checks: &Checks) -> Decision {
         if checks.is_empty() {
             return Decision::no_rule();
         }

@@ -35,6 +35,8 @@ pub struct Check {
     pub key: Key,
     /// The limit it is held to.
     pub limit: Limit,
+    /// How many buckets the limit is split over; the key and the limit are those of all of them.
+    pub shards: u16,
     /// Tokens; 0 asks without taking.
     pub cost: u64,
     /// What is to become of them.
@@ -46,7 +48,30 @@ pub struct Check {
 impl Check {
     /// A check of the gateway itself, which stands for no request.
     pub const fn own(key: Key, limit: Limit, cost: u64, demand: Demand) -> Self {
-        Self { rule: RuleId::TENANT, key, limit, cost, demand, on_store_failure: OnStoreFailure::Local }
+        Self {
+            rule: RuleId::TENANT,
+            key,
+            limit,
+            shards: 1,
+            cost,
+            demand,
+            on_store_failure: OnStoreFailure::Local,
+        }
+    }
+
+    /// The same on one shard of its bucket; `turn` goes round all of them.
+    #[must_use]
+    pub fn on_shard(&self, turn: usize) -> Self {
+        if self.shards <= 1 {
+            return self.clone();
+        }
+        let shard = (turn % usize::from(self.shards)) as u16;
+        Self {
+            key: self.key.of_shard(shard),
+            limit: self.limit.shard(shard, self.shards),
+            shards: 1,
+            ..self.clone()
+        }
     }
 
     /// Whether the request is refused if this is.

@@ -168,7 +168,7 @@ impl Snapshot {
         let Some(id) = self.routes.id_of(name) else {
             return Err(format!("there is no route with the id `{name}`").into());
         };
-        let (cost, capacity) = (self.routes.get(id).cost, terms.limit.capacity());
+        let (cost, capacity) = (self.routes.get(id).cost, terms.largest_cost());
         if cost > capacity {
             let message = format!("the capacity {capacity} is below the cost {cost} of the route `{name}`");
             return Err(message.into());
@@ -217,6 +217,7 @@ impl Snapshot {
             rule: RuleId::TENANT,
             key: self.bucket(subject, route),
             limit: terms.limit,
+            shards: terms.shards,
             cost: route.cost,
             demand: if enforced { Demand::Take } else { Demand::Shadow },
             on_store_failure: terms.on_store_failure.unwrap_or(route.on_store_failure),

@@ -85,6 +85,9 @@ pub fn describe(terms: &Terms, row: &mut Value) {
     if let Some(word) = terms.on_store_failure {
         row["on_store_failure"] = word.label().into();
     }
+    if terms.shards != 1 {
+        row["shards"] = terms.shards.into();
+    }
     if let Some(candidate) = &terms.candidate {
         let (capacity, rate) = numbers(candidate);
         row["candidate"] = json!({ "capacity": capacity, "refill_per_second": rate });

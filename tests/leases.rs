@@ -550,3 +550,65 @@ fn hot_keys_are_listed_without_a_client_value() {
     );
     assert!(keys.iter().any(|key| key["subject"].as_str().unwrap().starts_with('~')), "{}", answer.body);
 }
+
+/// A bucket that is split: exactly its capacity is given out, whoever asks, and nothing is refused while a shard
+/// still has what is asked for.
+#[test]
+fn shards_give_out_the_capacity_and_not_a_token_more() {
+    for (gateways, capacity, shards, random_arrival) in
+        [(1, 800, 8, false), (4, 801, 8, true), (20, 64, 64, true), (3, 7, 2, false)]
+    {
+        let mut world = World::new(gateways, 9);
+        let checks: Checks = smallvec![Check { shards, ..check("a", capacity, "1/h", 1) }];
+        let mut admitted = 0;
+        for step in 0..2 * capacity as usize {
+            world.advance(1_000);
+            let member =
+                if random_arrival { world.random.below(gateways as u64) as usize } else { step % gateways };
+            admitted += u64::from(world.ask(member, &checks).0);
+            let all_are_admitted = admitted == step as u64 + 1;
+            assert!(all_are_admitted || admitted == capacity, "{admitted} of {capacity} at {step}");
+        }
+        assert_eq!(admitted, capacity);
+    }
+}
+
+/// The same with leases, at twice the rate: what is admitted is the rate, and the bound holds.
+#[test]
+fn shards_of_a_hot_key_waste_nothing() {
+    for random_arrival in [false, true] {
+        let mut world = World::new(4, 11);
+        let checks: Checks = smallvec![Check { shards: 4, ..check("a", 8_000, "8000", 1) }];
+        let slack = slack(&checks[0].limit, EPSILON_PPM) as f64;
+        let mut meter = Meter::new(8_000.0);
+        let (mut admitted, steps) = (0, 240_000usize);
+        for step in 0..steps {
+            world.advance(if step % 2 == 0 { 62 } else { 63 });
+            let member = if random_arrival { world.random.below(4) as usize } else { step % 4 };
+            if world.ask(member, &checks).0 {
+                admitted += 1;
+                meter.admit(1, world.clock.now());
+            }
+        }
+        let ideal = 8_000.0 + 8_000.0 * steps as f64 * 62.5 / 1e6;
+        let share = f64::from(admitted) / ideal;
+        println!("4 shards, random arrival {random_arrival}: {:.2} % of the ideal", share * 100.0);
+        assert!(share >= 0.98, "{share}");
+        assert!(meter.fullest <= 8_000.0 + slack, "{}", meter.fullest);
+    }
+}
+
+#[test]
+fn a_rule_with_shards_has_that_many_buckets_in_redis() {
+    let hot = Hot::start();
+    let row = "  rows: [{tenant: shop, capacity: 90, refill_per_second: 1/h, shards: 4}]";
+    let rules = format!("{}hot_keys: {{epsilon: 0}}\n", everything_to(&hot.upstream, row));
+    let gateway = Gateway::start(&on(&hot.redis), &rules);
+    let mut connection = Connection::open(gateway.port);
+    let first = connection.ask("GET", "/", "shop");
+    assert_eq!((first.number("x-ratelimit-limit"), first.number("x-ratelimit-remaining")), (90, 88));
+    assert_eq!(storm(&gateway, 200), 89);
+    assert_eq!(hot.redis.keys(), ["rl:shop:all:0", "rl:shop:all:1", "rl:shop:all:2", "rl:shop:all:3"]);
+    let refused = connection.ask("GET", "/", "shop");
+    assert_eq!((refused.status, refused.number("x-ratelimit-remaining")), (429, 0));
+}

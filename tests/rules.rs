@@ -304,7 +304,7 @@ fn schemas_that_are_older_or_newer() {
     assert_eq!(limit(&gateway, "/", "t"), 20);
     assert!(world.command(&["migrate"]).contains("applied 0001 rules"));
     world.postgres.sql(
-        "ALTER TABLE rate_limit_rule ADD COLUMN shards bigint NOT NULL DEFAULT 1;
+        "ALTER TABLE rate_limit_rule ADD COLUMN future bigint NOT NULL DEFAULT 1;
          CREATE TABLE zones (id bigint);
          INSERT INTO _sqlx_migrations VALUES (9, 'of the future', now(), true, '', 0);
          INSERT INTO rate_limit_rule (tenant_id, route_id, capacity, refill_per_second) VALUES ('t','*',9,1)",

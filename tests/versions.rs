@@ -44,7 +44,7 @@ fn versions_by_command() {
     assert_eq!(versions.lines().count(), 5);
     assert_eq!(world.command(&["rules", "rollback", "5"]), "nothing changes\n");
     // Over a migration, too.
-    world.postgres.sql("ALTER TABLE rate_limit_rule ADD COLUMN shards bigint NOT NULL DEFAULT 1; DELETE FROM rate_limit_rule");
+    world.postgres.sql("ALTER TABLE rate_limit_rule ADD COLUMN future bigint NOT NULL DEFAULT 1; DELETE FROM rate_limit_rule");
     assert_eq!(world.command(&["rules", "rollback", "5"]), "version 7\n");
     assert_eq!(world.command(&["rules", "list"]), list);
 

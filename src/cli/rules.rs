@@ -101,6 +101,9 @@ struct Set {
     /// local, allow or deny.
     #[arg(long, value_name = "WORD")]
     on_store_failure: Option<String>,
+    /// How many buckets one bucket is split over.
+    #[arg(long, value_name = "NUMBER")]
+    shards: Option<String>,
     /// The capacity of a candidate.
     #[arg(long, value_name = "CAPACITY", requires = "candidate_refill_per_second")]
     candidate_capacity: Option<String>,
@@ -247,6 +250,7 @@ impl Set {
             "mode": self.mode,
             "enforce_percent": self.enforce_percent,
             "on_store_failure": self.on_store_failure,
+            "shards": self.shards,
             "valid_from": self.valid_from,
             "valid_until": self.valid_until,
         });

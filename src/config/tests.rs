@@ -147,6 +147,19 @@ fn hot_keys_as_written_and_by_default() {
 }
 
 #[test]
+fn shards_are_within_bounds() {
+    let row = |fields: &str| {
+        format!("{ROUTES}rules: {{rows: [{{tenant: a, capacity: 10, refill_per_second: 1, {fields}}}]}}")
+    };
+    assert_eq!(read(&row("shards: 10"), &|_| None).unwrap().rules.rows[0].terms.value.shards, 10);
+    for wrong in
+        ["shards: 0", "shards: 65", "shards: 11", "shards: 2, candidate: {capacity: 5, refill_per_second: 1}"]
+    {
+        assert_eq!(faults(&row(wrong)).len(), 1, "{wrong}");
+    }
+}
+
+#[test]
 fn secrets_are_not_shown() {
     let config = good(
         "store: {redis: {url: 'redis://:hunter2@h:1'}}\nadmin: {token: hunter2}\nidentity: {hash_secret: hunter2}",

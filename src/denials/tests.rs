@@ -14,6 +14,7 @@ fn check(name: &str, capacity: u64, cost: u64) -> Check {
         rule: RuleId::TENANT,
         key: Key::tenant_route("rl", &part, &part),
         limit: Limit::TokenBucket(TokenBucket::new(capacity, "10".parse().unwrap()).unwrap()),
+        shards: 1,
         cost,
         demand: Demand::Take,
         on_store_failure: OnStoreFailure::Local,

@@ -101,17 +101,29 @@ impl TokenBucket {
             return *self;
         }
         let gateways = u64::from(gateways);
-        let capacity = (self.capacity / gateways).max(cost.clamp(1, self.capacity));
+        self.part((self.capacity / gateways).max(cost.clamp(1, self.capacity)), gateways)
+    }
+
+    /// One of `shards` buckets that together hold this one's capacity, and refill as fast.
+    #[must_use]
+    pub fn shard(&self, shard: u16, shards: u16) -> Self {
+        let (shard, shards) = (u64::from(shard), u64::from(shards.max(1)));
+        let capacity = self.capacity / shards + u64::from(shard < self.capacity % shards);
+        self.part(capacity.max(1), shards)
+    }
+
+    /// A bucket of `capacity` that refills at one of so many parts of the rate.
+    fn part(&self, capacity: u64, parts: u64) -> Self {
         let scale = scale_for(capacity);
         // Each answer of the store comes by here: mostly a product is all it takes.
-        let slower = self.d.saturating_mul(gateways);
+        let slower = self.d.saturating_mul(parts);
         if scale == self.scale && self.n.saturating_mul(slower) <= MAX_EXACT {
             return Self { capacity, scale, n: self.n, d: slower };
         }
         // A scale that differs multiplies n; if that cannot be exact, dividing less is the safe side
         // only for `d`, so the rate is rounded down.
         let (n, d) = (u128::from(self.n) * u128::from(scale), u128::from(self.d) * u128::from(self.scale));
-        let (n, d) = exact_fraction(n, d * u128::from(gateways)).unwrap_or((1, MAX_EXACT));
+        let (n, d) = exact_fraction(n, d * u128::from(parts)).unwrap_or((1, MAX_EXACT));
         Self { capacity, scale, n, d }
     }
 

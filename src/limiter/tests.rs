@@ -36,6 +36,7 @@ fn checks(capacity: u64, on_store_failure: OnStoreFailure) -> Checks {
         rule: RuleId::TENANT,
         key: Key::tenant_route("rl", &part, &part),
         limit: Limit::TokenBucket(TokenBucket::new(capacity, "1/h".parse().unwrap()).unwrap()),
+        shards: 1,
         cost: 1,
         demand: Demand::Take,
         on_store_failure,

@@ -106,6 +106,7 @@ mod tests {
             rule: RuleId::TENANT,
             key: Key::tenant_route("rl", &part, &part),
             limit: Limit::TokenBucket(TokenBucket::new(100, "100/m".parse().unwrap()).unwrap()),
+            shards: 1,
             cost: 1,
             demand: Demand::Take,
             on_store_failure: OnStoreFailure::Local,

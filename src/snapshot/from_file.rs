@@ -98,7 +98,7 @@ impl<'a> Building<'a> {
                 let own_row =
                     || row.tenant.as_deref().is_some_and(|tenant| self.rows_on.contains(&(tenant, id)));
                 let applies = here.unwrap_or_else(|| !own_row());
-                if let Some(message) = too_dear(row.terms.value.limit.capacity()).filter(|_| applies) {
+                if let Some(message) = too_dear(row.terms.value.largest_cost()).filter(|_| applies) {
                     let field = format!("rules.rows[{row_index}].capacity");
                     self.faults.push(Fault::new(row.terms.place, field, message));
                 }

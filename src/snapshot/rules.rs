@@ -65,7 +65,7 @@ impl Held {
     fn find(&self, route: RouteId, cost: u64, now: Timestamp) -> Option<&Arc<Entry>> {
         let fits = |wanted| {
             move |(on, entry): &&(Option<RouteId>, Arc<Entry>)| {
-                *on == wanted && entry.terms.are_valid(now) && cost <= entry.terms.limit.capacity()
+                *on == wanted && entry.terms.are_valid(now) && cost <= entry.terms.largest_cost()
             }
         };
         let own = self.0.iter().find(fits(Some(route)));

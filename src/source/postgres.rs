@@ -30,7 +30,7 @@ pub enum DatabaseError {
     #[error("no PostgreSQL address: {0}")]
     Address(String),
     /// The tables are not there.
-    #[error("the database has no tables of Tollgate (run `tollgate migrate`): {0}")]
+    #[error("the database lacks tables or columns of this version (run `tollgate migrate`): {0}")]
     NotMigrated(String),
     /// The database or the way to it fails.
     #[error("{0}")]
@@ -59,7 +59,7 @@ impl From<sqlx::Error> for DatabaseError {
         let text = told.message().to_owned();
         match told.code() {
             // Undefined table or function.
-            "42P01" | "42883" => Self::NotMigrated(text),
+            "42P01" | "42883" | "42703" => Self::NotMigrated(text),
             // `tollgate_rollback` found no such version.
             "P0002" => Self::NotFound(text),
             code if ["21", "22", "23"].iter().any(|class| code.starts_with(class)) => Self::Invalid(text),

@@ -154,6 +154,7 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
         on_store_failure,
         mode,
         enforce_percent,
+        shards,
         candidate,
         valid_from,
         valid_until,
@@ -169,6 +170,7 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
             "on_store_failure",
             "mode",
             "enforce_percent",
+            "shards",
             "candidate",
             "valid_from",
             "valid_until",
@@ -201,11 +203,13 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
         return None;
     }
     let limit = limit?;
+    let shards = shards.map_or(1, |node| shards_of(node, limit.value.capacity(), candidate.is_some(), r));
     let terms = Terms {
         limit: limit.value,
         on_store_failure,
         mode,
         enforce_percent,
+        shards,
         candidate: candidate.map(|candidate| candidate.value),
         valid_from,
         valid_until: valid_until.map(|until| until.value),
@@ -217,6 +221,27 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
         route: route.flatten(),
         terms: Placed { value: Arc::new(terms), place: limit.place },
     })
+}
+
+/// The most buckets that one may be split over.
+const MOST_SHARDS: u16 = 64;
+
+fn shards_of(node: &Node<'_>, capacity: u64, has_candidate: bool, r: &mut Reading<'_>) -> u16 {
+    let Some(number) = r.whole(node, "shards") else { return 1 };
+    match u16::try_from(number) {
+        Ok(shards @ 1..=MOST_SHARDS) if u64::from(shards) > capacity => {
+            r.fault(node.place, "shards", format!("{shards} are more than the capacity {capacity}"));
+        }
+        Ok(2..) if has_candidate => {
+            r.fault(node.place, "shards", "a rule with a candidate cannot have shards");
+        }
+        Ok(shards @ 1..=MOST_SHARDS) => return shards,
+        _ => {
+            let message = format!("expected a whole number from 1 to {MOST_SHARDS}, got {}", node.describe());
+            r.fault(node.place, "shards", message);
+        }
+    }
+    1
 }
 
 fn percent_of(node: &Node<'_>, r: &mut Reading<'_>) -> u8 {

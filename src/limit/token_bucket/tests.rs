@@ -291,3 +291,19 @@ proptest! {
         prop_assert!(limit.fill_micros() == FOREVER_MICROS || ttl * 1_000 >= limit.fill_micros());
     }
 }
+
+/// All shards together hold the capacity, and refill as fast as the whole, whatever its numbers are.
+#[test]
+fn shards_make_up_the_whole() {
+    for (capacity, rate) in [(10, "10"), (7, "1/m"), (1_000_003, "33.333"), (1 << 53, "3000000000")] {
+        let whole = TokenBucket::new(capacity, rate.parse().unwrap()).unwrap();
+        for shards in [1u16, 2, 3, 7] {
+            let parts: Vec<_> = (0..shards).map(|shard| whole.shard(shard, shards)).collect();
+            assert_eq!(parts.iter().map(TokenBucket::capacity).sum::<u64>(), capacity);
+            let hour = 3_600_000_000;
+            let earned: u64 = parts.iter().map(|part| part.earned(hour)).sum();
+            let missing = whole.earned(hour) - earned;
+            assert!(missing <= u64::from(shards) + whole.earned(hour) / 1_000_000_000, "{rate}: {missing}");
+        }
+    }
+}

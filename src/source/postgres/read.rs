@@ -47,7 +47,7 @@ impl Table {
             format!(
                 "SELECT id, {holder}, route_id, capacity, refill_per_second, per_seconds, mode, enforce_percent,
                  on_store_failure, candidate_capacity, candidate_refill_per_second, candidate_per_seconds,
-                 {}, {} FROM {}",
+                 {}, {}, shards FROM {}",
                 micros("valid_from"),
                 micros("valid_until"),
                 self.name()
@@ -158,12 +158,22 @@ fn terms<'r>(column: &impl Fn(usize) -> Option<&'r str>) -> Result<Terms, String
             return Err(format!("on_store_failure: expected local, allow or deny, got {}", shown(other)));
         }
     };
+    // What was kept on disk by a version without shards does not have them.
+    let shards = column(14).map_or(Some(1), |shards| shards.parse().ok());
+    let shards = shards.filter(|shards| (1..=64).contains(shards) && u64::from(*shards) <= limit.capacity());
+    let shards = shards.ok_or_else(|| {
+        format!("shards: expected a whole number from 1 to 64 and to the capacity, got {}", shown(column(14)))
+    })?;
+    if shards > 1 && candidate.is_some() {
+        return Err("shards: a rule with a candidate cannot have shards".into());
+    }
     let moment = |index| column(index).and_then(|micros| micros.parse().ok()).map(Timestamp::from_micros);
     Ok(Terms {
         limit,
         on_store_failure,
         mode,
         enforce_percent,
+        shards,
         candidate,
         valid_from: moment(12),
         valid_until: moment(13),
@@ -235,6 +245,7 @@ pub(in crate::source) fn columns(change: &Change) -> Option<(Table, RawRow)> {
                 some("1"),
                 terms.valid_from.map(|moment| moment.as_micros().to_string()),
                 terms.valid_until.map(|moment| moment.as_micros().to_string()),
+                Some(terms.shards.to_string()),
             ];
             if let Some(Limit::TokenBucket(candidate)) = &terms.candidate {
                 let (tokens, seconds) = candidate.rate().per_seconds()?;

@@ -9,7 +9,10 @@ use super::{DatabaseError, options};
 use crate::config::Secret;
 
 /// Each migration: its number, its name, its text.
-const MIGRATIONS: [(i64, &str, &str); 1] = [(1, "rules", include_str!("../../../migrations/0001_rules.sql"))];
+const MIGRATIONS: [(i64, &str, &str); 2] = [
+    (1, "rules", include_str!("../../../migrations/0001_rules.sql")),
+    (2, "shards", include_str!("../../../migrations/0002_shards.sql")),
+];
 
 /// What [`migrate`] has done.
 #[derive(Clone, Debug, PartialEq, Eq)]

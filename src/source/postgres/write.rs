@@ -283,7 +283,7 @@ fn address_of(row: &Row) -> Address<'_> {
 
 /// The statement that adds rows; those that are there are changed, or left if `only_new`.
 fn insert(table: Table, rows: &[&Row], only_new: bool) -> Result<String, DatabaseError> {
-    const COLUMNS: [&str; 11] = [
+    const COLUMNS: [&str; 12] = [
         "capacity",
         "refill_per_second",
         "per_seconds",
@@ -295,6 +295,7 @@ fn insert(table: Table, rows: &[&Row], only_new: bool) -> Result<String, Databas
         "candidate_per_seconds",
         "valid_from",
         "valid_until",
+        "shards",
     ];
     let holder = if table == Table::PlanRules { "plan" } else { "tenant_id" };
     let values = rows.iter().map(|row| values(row)).collect::<Result<Vec<_>, _>>()?;
@@ -324,7 +325,7 @@ fn values(row: &Row) -> Result<String, DatabaseError> {
         moment.map_or("NULL".into(), |moment| quoted(&moment.to_rfc3339()))
     };
     Ok(format!(
-        "({}, {}, {}, {}, {}, {}, {}, {}, {})",
+        "({}, {}, {}, {}, {}, {}, {}, {}, {}, {})",
         quoted(address.holder),
         quoted(address.route),
         numbers(&terms.limit)?,
@@ -334,6 +335,7 @@ fn values(row: &Row) -> Result<String, DatabaseError> {
         terms.candidate.as_ref().map_or(Ok("NULL, NULL, 1".into()), numbers)?,
         moment(terms.valid_from),
         moment(terms.valid_until),
+        terms.shards,
     ))
 }
 

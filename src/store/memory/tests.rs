@@ -16,6 +16,7 @@ fn check(name: &str, capacity: u64, rate: &str) -> Check {
         rule: RuleId::TENANT,
         key: Key::tenant_route("rl", &Part::known(name.as_bytes(), &hasher), &Part::known(b"r", &hasher)),
         limit: Limit::TokenBucket(TokenBucket::new(capacity, rate.parse().unwrap()).unwrap()),
+        shards: 1,
         cost: 1,
         demand: Demand::Take,
         on_store_failure: OnStoreFailure::Local,

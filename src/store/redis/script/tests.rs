@@ -10,6 +10,7 @@ fn flight(requests: usize) -> Flight {
         rule: RuleId::TENANT,
         key: Key::tenant_route("rl", &part, &part),
         limit: Limit::TokenBucket(TokenBucket::new(20, "10".parse().unwrap()).unwrap()),
+        shards: 1,
         cost: 1,
         demand: Demand::Take,
         on_store_failure: OnStoreFailure::Local,
