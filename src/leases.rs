@@ -40,6 +40,9 @@ const CALL_MICROS: u64 = 5_000;
 /// How long a key is left to the store that refills too slowly to be leased while it is dry.
 const RESTS_MICROS: u64 = 1_000_000;
 
+/// A key is dry no more when the store has left so many times what all gateways may hold.
+const PLENTY: u64 = 2;
+
 /// The least time between two calls for a dry key, and after a call that failed.
 const PAUSE_MICROS: u64 = 10_000;
 
@@ -170,10 +173,12 @@ impl Leases {
         lease.left = answer.remaining;
         let holders = u64::from(self.gateways.count());
         let most = self.most(&lease.limit, self.gateways.count());
+        let all_hold = most.saturating_mul(holders);
         let short = granted < order.check.cost;
-        // Once dry it stays so until there is enough for all gateways to hold what they may.
-        if short || lease.dry && answer.remaining < most.saturating_mul(holders) {
-            let fills_in = lease.limit.micros_to_earn(most.saturating_mul(holders));
+        // Once dry it is asked for at a pace until there is enough for all gateways to hold what they may, and
+        // stays dry until there is plenty: else each request of a flood would ask the store as soon as these are spent.
+        if short || lease.dry && answer.remaining < all_hold {
+            let fills_in = lease.limit.micros_to_earn(all_hold);
             if lease.limit.earned(self.lease_micros) < FEWEST * holders {
                 // It refills so slowly that the exact answer costs less than waiting.
                 lease.dry = false;
@@ -184,7 +189,8 @@ impl Leases {
                 lease.ask_at = order.at.plus_micros(pause);
             }
         } else {
-            lease.dry = false;
+            let plenty = all_hold.saturating_mul(PLENTY).min(lease.limit.capacity() / 2);
+            lease.dry &= answer.remaining < plenty;
             lease.ask_at = now;
         }
     }

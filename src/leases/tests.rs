@@ -101,11 +101,16 @@ fn a_dry_key_is_left_alone_for_its_share_of_the_rate() {
     }
     assert_eq!(orders(&leases), []);
     leases.take(&check, 10_000, after(100));
-    answer(&leases, 50, 950 + 50, after(100));
-    for _ in 0..40 {
-        leases.take(&check, 10_000, after(101));
+    answer(&leases, 50, 1_000, after(100));
+    for _ in 0..50 {
+        assert!(leases.take(&check, 10_000, after(101)).is_some_and(|verdict| verdict.is_allowed()));
     }
-    assert_eq!(orders(&leases).len(), 1, "there is plenty again");
+    assert!(leases.take(&check, 10_000, after(101)).is_some_and(|verdict| !verdict.is_allowed()));
+    answer(&leases, 50, 2_000, after(102));
+    for _ in 0..50 {
+        assert!(leases.take(&check, 10_000, after(102)).is_some_and(|verdict| verdict.is_allowed()));
+    }
+    assert_eq!(leases.take(&check, 10_000, after(102)), None, "there is plenty again");
 }
 
 /// A rate that fills hardly anything in the time of a lease: the exact answer costs less than waiting.
