@@ -101,9 +101,9 @@ impl Gateway {
     }
 
     async fn answer(&self, session: &mut Session, answer: &Answer, ctx: &Context) -> pingora::Result<()> {
-        let mut response = answer.head(session.req_header())?;
+        let (mut response, body) = answer.render(session.req_header())?;
         decorate(session, &mut response, ctx)?;
-        answer::send(session, response, answer.body(session.req_header())).await
+        answer::send(session, response, body).await
     }
 }
 

@@ -113,27 +113,23 @@ impl Answer {
         self.status.as_u16()
     }
 
-    /// The head, without what every response carries.
-    pub fn head(&self, request: &RequestHeader) -> Result<ResponseHeader> {
+    /// The head, without what every response carries, and the body: none for HEAD and for gRPC.
+    pub fn render(&self, request: &RequestHeader) -> Result<(ResponseHeader, Option<Bytes>)> {
         if is_grpc(request) {
-            return self.grpc_head();
+            return Ok((self.grpc_head()?, None));
         }
+        let problem = self.problem();
         let mut head = ResponseHeader::build(self.status, Some(12))?;
         head.insert_header(header::CONTENT_TYPE, "application/problem+json")?;
         head.insert_header(header::CACHE_CONTROL, "no-store")?;
-        head.insert_header(header::CONTENT_LENGTH, self.problem().len().to_string())?;
+        head.insert_header(header::CONTENT_LENGTH, problem.len().to_string())?;
         if let Some(seconds) = self.retry_after {
             head.insert_header("Retry-After", seconds.to_string())?;
         }
         if let Some(challenge) = &self.challenge {
             head.insert_header("WWW-Authenticate", challenge)?;
         }
-        Ok(head)
-    }
-
-    /// The body that goes with the head; none for HEAD and for gRPC.
-    pub fn body(&self, request: &RequestHeader) -> Option<Bytes> {
-        (request.method != Method::HEAD && !is_grpc(request)).then(|| self.problem().into())
+        Ok((head, (request.method != Method::HEAD).then(|| problem.into())))
     }
 
     fn problem(&self) -> String {
