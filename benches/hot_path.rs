@@ -15,7 +15,7 @@ use tollgate::decision::{Basis, Decision};
 use tollgate::proxy::headers;
 use tollgate::route::RouteId;
 use tollgate::rule::Checks;
-use tollgate::snapshot::Snapshot;
+use tollgate::snapshot::{Asked, Snapshot};
 use tollgate::store::memory::MemoryStore;
 use tollgate::store::redis::script::Flight;
 
@@ -59,7 +59,9 @@ fn snapshot(tenants: usize) -> Snapshot {
 }
 
 fn checks(snapshot: &Snapshot, tenant: &str) -> Checks {
-    snapshot.checks(route(), &snapshot.tenant(tenant.as_bytes()), NOW)
+    let headers = http::HeaderMap::new();
+    let asked = Asked { headers: &headers, path: "/", client: [192, 0, 2, 1].into(), cost: 1 };
+    snapshot.checks(route(), &snapshot.tenant(tenant.as_bytes()), &asked, NOW)
 }
 
 fn route() -> RouteId {
@@ -140,10 +142,10 @@ fn load_snapshot_of_500_000_rows(bencher: Bencher) {
 fn change_100_of_500_000_rows(bencher: Bencher) {
     let snapshot = snapshot(TENANTS);
     let mut book = Book::default();
-    let limit = checks(&snapshot, "tenant-0")[0].limit;
+    let bucket = tollgate::config::built_in_default();
     let row = |tenant: i64| {
         let holder = Holder::Tenant(format!("tenant-{}", tenant * 997).into());
-        let terms = Ok(Arc::new(Terms::of(limit)));
+        let terms = Ok(Arc::new(Terms::of(bucket)));
         Change::Row(RowId::Rule(tenant), Some(BookRow { holder, route: Some("route-1".into()), terms }))
     };
     let changes: Vec<Change> = (0..100).map(row).collect();

@@ -1,13 +1,16 @@
 -- One flight: many requests, each decided for itself, all of its checks or none.
 --
--- KEYS  one bucket per check, in the order of the checks
--- ARGV  the number of different questions; for each of them cost, capacity (both in units), n, d, scale,
---       ttl in ms, and what is demanded; then per request the position of its check's question, from 1.
+-- KEYS  one key per check, in the order of the checks
+-- ARGV  the number of different questions; for each of them the algorithm, cost, four numbers of the limit, ttl in
+--       ms, and what is demanded; then per request the position of its check's question, from 1.
 --       A request of several checks begins with their number as -2, -3 ...
---       Demands: `take` the cost, if all that take can; `debit` what was spent already: never refused,
---       and it may leave the bucket below 0, so that what was spent too early is earned before the
---       next request passes; `shadow` takes for itself, whatever becomes of the others; `lease` takes
---       whole tokens in advance, as many as there are up to the cost; `return` gives such back
+--       Token bucket: cost and capacity in units, then n, d, scale. The others: their limit, and a, b, c as
+--       they say.
+--       Demands: `take` the cost, if all that take can; `peek` is refused like it, and takes nothing; `debit`
+--       what was spent already: never refused, and it may leave a bucket below 0, so that what was spent too early
+--       is earned before the next request passes; `shadow` takes for itself, whatever becomes of the others;
+--       `lease` takes whole tokens in advance, as many as there are up to the cost; `return` gives such back, or a
+--       permit; `renew` lets a permit go on
 -- reply {now in microseconds, then per check: code, remaining, retry in ms, reset in ms}
 --       code 1 allowed, 0 refused, 2 can never pass, 3 leased (their number in the place of `retry`),
 --       -1 fault (its text in the place of `remaining`)
@@ -22,25 +25,71 @@ local reply = { now }
 local key, arg, out = 0, 2, 1
 local last = #ARGV
 
+local algorithms
+
 for i = 1, ARGV[1] do
-  local cost, capacity, demand = ARGV[arg] + 0, ARGV[arg + 1] + 0, ARGV[arg + 6]
+  local algorithm, cost, demand = nil, ARGV[arg + 1] + 0, ARGV[arg + 7]
+  if ARGV[arg] ~= 'token_bucket' then
+    algorithms = algorithms or other_algorithms()
+    algorithm = algorithms[ARGV[arg]]
+  end
+  local limit = ARGV[arg + 2] + 0
   -- One capacity below 0 at most, and never so far that what is missing cannot be counted.
-  local lowest = -math.min(capacity, EXACT - capacity)
-  QUESTIONS[tostring(i)] = {
+  local lowest = -math.min(limit, EXACT - limit)
+  local question = {
+    algorithm = algorithm,
     cost = cost,
-    capacity = capacity,
-    lowest = lowest,
-    least = demand == 'debit' and capacity - EXACT or lowest, -- a debit only subtracts
-    n = ARGV[arg + 2] + 0,
-    d = ARGV[arg + 3] + 0,
-    scale = ARGV[arg + 4] + 0,
-    ttl = ARGV[arg + 5],
-    special = demand ~= 'take' and demand ~= 'shadow' and demand or nil,
+    ttl = ARGV[arg + 6],
+    demand = demand,
+    special = demand ~= 'take' and demand ~= 'shadow' and demand ~= 'peek',
     debit = demand == 'debit',
     shadow = demand == 'shadow',
-    votes = demand == 'take' and cost > 0,
+    takes = demand == 'take',
+    votes = (demand == 'take' or demand == 'peek') and cost > 0,
   }
-  arg = arg + 7
+  if algorithm then
+    question.limit = limit
+    question.a, question.b, question.c = ARGV[arg + 3] + 0, ARGV[arg + 4] + 0, ARGV[arg + 5] + 0
+    question.b_text = ARGV[arg + 4]
+  else
+    question.capacity = limit
+    question.lowest = lowest
+    question.least = demand == 'debit' and limit - EXACT or lowest -- a debit only subtracts
+    question.n, question.d, question.scale = ARGV[arg + 3] + 0, ARGV[arg + 4] + 0, ARGV[arg + 5] + 0
+  end
+  QUESTIONS[tostring(i)] = question
+  arg = arg + 8
+end
+
+-- One check of another algorithm than the token bucket, once it is known what becomes of the request: code,
+-- remaining, retry and reset, or a fault.
+local function spend(key, question, state, code, retry, admitted)
+  local algorithm, fault = question.algorithm, nil
+  local amount = 0
+  if question.demand == 'return' then
+    amount = state.count > 0 and -question.cost or 0
+  elseif question.debit then
+    amount = admitted and question.demand == 'debit' and not algorithm.renew and question.cost or 0
+  elseif code == 1 and (admitted and question.takes or question.shadow) then
+    amount = question.cost
+  end
+  if amount ~= 0 then
+    fault = algorithm.add(key, state, amount, question)
+  elseif question.demand == 'renew' and algorithm.renew then
+    fault = algorithm.renew(key, state, question)
+  end
+  if type(fault) == 'table' and fault.err then return nil, fault.err end
+  if amount ~= 0 or question.special then
+    local cost = question.cost
+    question.cost = 0
+    code, retry = algorithm.judge(state, question, key)
+    question.cost = cost
+  end
+  -- A key lives until it counts no more; also after a rule with a longer window came.
+  if state.reset > 0 and (amount ~= 0 or question.demand == 'renew' or code == 0 and call('PTTL', key) < state.reset) then
+    pcall('PEXPIRE', key, format('%.0f', state.reset))
+  end
+  return code, state.left, retry, state.reset
 end
 
 while arg <= last do
@@ -53,18 +102,40 @@ while arg <= last do
 
   for i = 1, checks do
     local question = QUESTIONS[ARGV[arg + i - 1]]
-    local units, at = refilled(KEYS[key + i], question)
-    if not units then
-      fault = at
-      break
+    if question.algorithm then
+      local state, reason = question.algorithm.look(KEYS[key + i], question)
+      if not state then
+        fault = reason
+        break
+      end
+      local cost = question.cost
+      if question.special then question.cost = 0 end
+      state.code, state.retry = question.algorithm.judge(state, question, KEYS[key + i])
+      question.cost = cost
+      UNITS[i] = state
+      if state.code ~= 1 and question.votes then admitted = false end
+    else
+      local units, at = refilled(KEYS[key + i], question)
+      if not units then
+        fault = at
+        break
+      end
+      UNITS[i], AT[i] = units, at
+      if question.cost > units and question.votes then admitted = false end
     end
-    UNITS[i], AT[i] = units, at
-    if question.cost > units and question.votes then admitted = false end
   end
 
   for i = 1, checks do
-    if not fault then
-      local question = QUESTIONS[ARGV[arg + i - 1]]
+    local question = QUESTIONS[ARGV[arg + i - 1]]
+    if not fault and question.algorithm then
+      local state = UNITS[i]
+      local code, left, retry, reset = spend(KEYS[key + i], question, state, state.code, state.retry, admitted)
+      if code then
+        reply[out + 1], reply[out + 2], reply[out + 3], reply[out + 4] = code, left, retry, reset
+      else
+        fault = left
+      end
+    elseif not fault then
       local units, at, cost, capacity = UNITS[i], AT[i], question.cost, question.capacity
       local code, retry = 1, 0
       if question.special then
@@ -73,13 +144,13 @@ while arg <= last do
           if admitted and units ~= UNCOUNTABLE then
             units = math.max(units - cost, math.min(units, question.lowest))
           end
-        elseif question.special == 'lease' then
+        elseif question.demand == 'lease' then
           code = 3
           if units > 0 then
             retry = math.min(cost, units - units % question.scale) / question.scale
             units = units - retry * question.scale
           end
-        else
+        elseif question.demand == 'return' then
           units = math.min(units + cost, capacity)
         end
         if units ~= before then fault = store(KEYS[key + i], units, at, question) end
@@ -88,7 +159,7 @@ while arg <= last do
       elseif cost > units and cost > 0 then
         code = 0
         retry = to_ms(at + time_to_earn(cost - units, question.n, question.d) - now)
-      elseif (admitted or question.shadow) and cost > 0 then
+      elseif (admitted and question.takes or question.shadow) and cost > 0 then
         units = units - cost
         fault = store(KEYS[key + i], units, at, question)
       end

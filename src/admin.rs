@@ -82,6 +82,8 @@ impl Admin {
             "/metrics" => {
                 // The age of the rules is told by the way.
                 self.reloader.database_status(self.clock.now());
+                let held = i64::try_from(self.limiter.permits_held()).unwrap_or(i64::MAX);
+                self.metrics.permits_held.set(held);
                 self.metrics.memory_buckets.set(i64::try_from(self.memory.len()).unwrap_or(i64::MAX));
                 self.metrics.memory_evictions.set(i64::try_from(self.memory.evicted()).unwrap_or(i64::MAX));
                 respond(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.render())

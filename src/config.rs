@@ -16,10 +16,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
+
 use fault::{Fault, Place, Placed};
 
 use crate::clock::Timestamp;
 use crate::limit::Limit;
+use crate::limit::token_bucket::TokenBucket;
 
 /// The JSON Schema of the configuration, as `tollgate schema` prints it.
 pub const SCHEMA: &str = include_str!("config/schema.json");
@@ -132,6 +135,8 @@ pub struct Redis {
 /// Who a request belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
+    /// Who is believed when he says where a request comes from.
+    pub client_address: ClientAddress,
     /// The header that names the tenant.
     pub tenant_header: Box<str>,
     /// What happens without it: refused, or held to the rules of the tenant `anonymous`.
@@ -140,6 +145,29 @@ pub struct Identity {
     pub keys: Placed<Keys>,
     /// The key of the hashes that stand for unknown values.
     pub hash_secret: Secret,
+    /// The one before, under which API keys are still known.
+    pub previous_hash_secret: Option<Secret>,
+}
+
+/// How the address of a client is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientAddress {
+    /// Proxies in front of the gateway, whose word on the address counts.
+    pub trusted_proxies: Vec<IpNet>,
+    /// The header that they write it into: `X-Forwarded-For` or `Forwarded`.
+    pub header: http::HeaderName,
+    /// Bits of an IPv6 address that name a client.
+    pub ipv6_prefix: u8,
+}
+
+impl Default for ClientAddress {
+    fn default() -> Self {
+        Self {
+            trusted_proxies: Vec::new(),
+            header: http::HeaderName::from_static("x-forwarded-for"),
+            ipv6_prefix: 64,
+        }
+    }
 }
 
 /// What happens to a request that names no tenant.
@@ -186,10 +214,14 @@ pub struct Route {
     pub methods: Vec<Box<str>>,
     /// Where it goes.
     pub upstream: Placed<Box<str>>,
-    /// Tokens that a request takes.
+    /// What a request takes.
     pub cost: Placed<u64>,
+    /// Where that is told, if not only here.
+    pub priced: Option<Priced>,
     /// Whether the tenant's own rule applies.
     pub tenant_rule: bool,
+    /// The named rules that apply as well.
+    pub rules: Vec<Placed<Box<str>>>,
     /// What happens when the store fails; the default of the rules if not given.
     pub on_store_failure: Option<OnStoreFailure>,
 }
@@ -198,13 +230,89 @@ pub struct Route {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// What holds where no row does.
-    pub default: Placed<Limit>,
+    pub default: Placed<TokenBucket>,
     /// What happens when the store fails, where nothing nearer says so.
     pub on_store_failure: OnStoreFailure,
     /// The rows.
     pub rows: Vec<Row>,
+    /// Requests that none of them holds.
+    pub exempt: Exempt,
+    /// Rules that routes name.
+    pub named: Vec<NamedRule>,
     /// Where more rules come from.
     pub database: Option<Database>,
+}
+
+/// Where a request, or its response, tells what it costs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Priced {
+    /// The request header.
+    pub header: Option<http::HeaderName>,
+    /// The query field.
+    pub query: Option<Box<str>>,
+    /// The most that counts.
+    pub max: u64,
+    /// Whether the request may also say less than the fixed cost.
+    pub trusted: bool,
+    /// The response header that tells the true cost afterwards.
+    pub response_header: Option<http::HeaderName>,
+}
+
+/// Requests that no rule holds.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exempt {
+    /// Of clients in these networks.
+    pub networks: Vec<IpNet>,
+    /// Of these tenants.
+    pub tenants: Vec<Box<str>>,
+    /// For these paths.
+    pub paths: Vec<Box<str>>,
+    /// CORS preflights.
+    pub preflight: bool,
+}
+
+/// A rule that routes name, beside the tenants' own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedRule {
+    /// Its name.
+    pub name: Placed<Arc<str>>,
+    /// What its buckets are told apart by: all of these together.
+    pub key: Vec<KeySource>,
+    /// The limit.
+    pub limit: Placed<Limit>,
+    /// Whether it refuses.
+    pub mode: Mode,
+    /// The share of subjects for which `enforce` refuses, in per cent.
+    pub enforce_percent: u8,
+    /// What happens when the store fails; the route's word if not given.
+    pub on_store_failure: Option<OnStoreFailure>,
+    /// What a request takes; the cost of the request if not given.
+    pub cost: Option<Placed<u64>>,
+    /// Whether clients are not told of it.
+    pub hidden: bool,
+    /// Only responses with these statuses count, if any are given: checked before, charged after.
+    pub statuses: Vec<u16>,
+}
+
+/// What the buckets of a rule are told apart by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// The tenant.
+    Tenant,
+    /// The key that the request came with, also where several belong to one tenant.
+    ApiKey,
+    /// The address of the client.
+    ClientAddress,
+    /// The route.
+    Route,
+    /// Nothing: one bucket for all.
+    Global,
+    /// The value of a header.
+    Header(http::HeaderName),
+    /// The value of a cookie.
+    Cookie(Box<str>),
+    /// A segment of the path, by its name in the pattern of the route.
+    Path(Box<str>),
 }
 
 /// A PostgreSQL with rules.
@@ -239,7 +347,7 @@ pub struct Row {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
     /// The limit.
-    pub limit: Limit,
+    pub limit: TokenBucket,
     /// What happens when the store fails; the route's or the rules' word if not given.
     pub on_store_failure: Option<OnStoreFailure>,
     /// Whether it refuses.
@@ -249,7 +357,7 @@ pub struct Terms {
     /// How many buckets one of its buckets is split over, so that a cluster shares the load of a very large one.
     pub shards: u16,
     /// A limit to be tried beside this one: decided and counted, never enforced.
-    pub candidate: Option<Limit>,
+    pub candidate: Option<TokenBucket>,
     /// From when on the row counts, if not always.
     pub valid_from: Option<Timestamp>,
     /// From when on it counts no more.
@@ -258,7 +366,7 @@ pub struct Terms {
 
 impl Terms {
     /// A limit that is enforced for all, always.
-    pub const fn of(limit: Limit) -> Self {
+    pub const fn of(limit: TokenBucket) -> Self {
         Self {
             limit,
             on_store_failure: None,
@@ -429,6 +537,13 @@ pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fau
         let message = "`lookup` needs a database: set rules.database.url";
         reading.fault(config.identity.keys.place, "identity.tenant.keys", message);
     }
+    let mut config = config;
+    for rule in &config.rules.named {
+        if !config.routes.iter().any(|route| route.rules.iter().any(|name| *name.value == *rule.name.value)) {
+            let message = format!("no route has `{}` in its rules: it never holds anybody", rule.name.value);
+            config.warnings.push(Fault::new(rule.name.place, "rules.named", message));
+        }
+    }
     (Some(config), reading.faults)
 }
 
@@ -477,7 +592,7 @@ pub fn read_rows(text: &str, lookup: env::Lookup<'_>) -> Result<Vec<Row>, Vec<Fa
 }
 
 /// The limit that holds where nothing else does: capacity 20, refill 10 per second.
-pub fn built_in_default() -> Limit {
+pub fn built_in_default() -> TokenBucket {
     decode::built_in_default()
 }
 

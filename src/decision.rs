@@ -88,21 +88,33 @@ impl Decision {
         self.verdicts.iter().map(|verdict| verdict.retry_after_ms).max().unwrap_or(0)
     }
 
-    /// The check that is nearest to refusing, or that refused (the one with the longest wait): its
-    /// position. A shadow only where there is nothing else; `None` where nothing was asked.
+    /// The check that clients are told of: the nearest to refusing, or the one that refused (with the longest
+    /// wait): its position. A hidden one or a shadow only where there is nothing else; `None` where nothing was
+    /// asked.
     pub fn nearest(&self, checks: &Checks) -> Option<usize> {
-        let rank = |index: usize| {
-            let (check, verdict) = (&checks[index], &self.verdicts[index]);
-            let left = verdict.remaining.saturating_mul(1_000_000) / check.limit.capacity().max(1);
-            let candidate = check.rule == RuleId::CANDIDATE;
-            (!check.votes(), candidate, verdict.is_allowed(), Reverse(verdict.retry_after_ms), left)
-        };
-        (0..self.verdicts.len().min(checks.len())).min_by_key(|index| rank(*index))
+        (0..self.verdicts.len().min(checks.len()))
+            .min_by_key(|index| (checks[*index].rule.is_hidden(), self.rank(checks, *index)))
     }
 
-    /// The name of the rule that [`Decision::nearest`] points at.
-    pub fn rule(&self, checks: &Checks) -> RuleId {
-        self.nearest(checks).map_or(RuleId::TENANT, |index| checks[index].rule)
+    /// The name of the rule that decided, hidden or not: for log and metrics.
+    pub fn rule<'c>(&self, checks: &'c Checks) -> &'c str {
+        let told = 0..self.verdicts.len().min(checks.len());
+        let decisive = told.min_by_key(|index| self.rank(checks, *index));
+        decisive.map_or("default", |index| checks[index].rule.name())
+    }
+
+    /// How near a check is to refusing: the nearest has the least.
+    fn rank(&self, checks: &Checks, index: usize) -> (bool, bool, bool, Reverse<u64>, u64) {
+        let (check, verdict) = (&checks[index], &self.verdicts[index]);
+        let left = verdict.remaining.saturating_mul(1_000_000) / check.limit.capacity().max(1);
+        let candidate = check.rule == RuleId::CANDIDATE;
+        (!check.votes(), candidate, verdict.is_allowed(), Reverse(verdict.retry_after_ms), left)
+    }
+
+    /// Whether it has given that permit.
+    pub fn gives(&self, checks: &Checks, permit: u64) -> bool {
+        let of = |(check, verdict): (&Check, &Verdict)| check.permit == permit && verdict.is_allowed();
+        self.admission == Admission::Admitted && checks.iter().zip(&self.verdicts).any(of)
     }
 
     /// The outcome in metrics: that of the request, or what a rule in shadow would have made of it.

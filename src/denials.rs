@@ -76,8 +76,8 @@ impl Denials {
             self.count.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
-        // Less may fit: that is for the store to say.
-        if denial.cost > check.cost {
+        // Less may fit, and what can never fit is another answer: that is for the store to say.
+        if denial.cost > check.cost || check.cost > check.limit.capacity() {
             return None;
         }
         let verdict = Verdict {
@@ -139,7 +139,7 @@ impl Denials {
 /// their waits would have to be known, and shadows want to be asked in any case.
 fn alone(checks: &Checks) -> Option<&Check> {
     match &checks[..] {
-        [check] if check.votes() && check.cost > 0 => Some(check),
+        [check] if check.votes() && check.cost > 0 && check.limit.tells_when() => Some(check),
         _ => None,
     }
 }

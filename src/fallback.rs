@@ -106,13 +106,33 @@ impl Fallback {
     /// so nothing is owed for them.
     fn owe(&self, checks: &Checks) {
         for check in checks.iter().filter(|check| check.votes()) {
-            if check.on_store_failure == OnStoreFailure::Local && check.cost > 0 {
+            // A check that only looked has spent nothing, and a permit comes back by itself.
+            let spends = check.demand == Demand::Take && !check.limit.counts_permits();
+            if spends && check.on_store_failure == OnStoreFailure::Local && check.cost > 0 {
                 self.add(Debt {
                     check: Check { demand: Demand::Debit, ..check.clone() },
                     largest: check.cost,
                 });
             }
         }
+    }
+
+    /// Takes here what is charged afterwards, and owes it to the store; gives back what was taken too much.
+    pub fn charge(&self, charges: &Checks, now: Timestamp) {
+        let gateways = self.gateways();
+        let local: Checks = charges
+            .iter()
+            .map(|check| Check { limit: check.limit.share(gateways, 1), ..check.clone() })
+            .collect();
+        self.memory.take_at(&local, now);
+        for check in charges.iter().filter(|check| check.demand == Demand::Debit) {
+            self.add(Debt { check: check.clone(), largest: check.cost });
+        }
+    }
+
+    /// Renews or gives back permits that were given here.
+    pub fn carry_out(&self, checks: &[Check], now: Timestamp) {
+        self.memory.take_at(checks, now);
     }
 
     /// Takes all debts out of the books.

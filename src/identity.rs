@@ -1,5 +1,7 @@
 //! Who a request belongs to, from what its headers say.
 
+pub mod client_address;
+
 use thiserror::Error;
 
 use crate::config;

@@ -34,6 +34,25 @@ impl Key {
         Self(text.into())
     }
 
+    /// The key of the bucket of a named rule that is keyed by `parts`. By its algorithm, too: what one has written
+    /// the other could not read.
+    pub fn named(prefix: &str, parts: &[Part], rule: &str, algorithm: &str) -> Self {
+        let length: usize = parts.iter().map(|part| part.0.len() + 1).sum();
+        let mut text = String::with_capacity(prefix.len() + length + rule.len() + algorithm.len() + 6);
+        text.push_str(prefix);
+        text.push_str(":{");
+        for (index, part) in parts.iter().enumerate() {
+            // No part has a plus sign in it.
+            text.push_str(if index == 0 { "" } else { "+" });
+            text.push_str(&part.0);
+        }
+        text.push_str("}:");
+        text.push_str(rule);
+        text.push(':');
+        text.push_str(algorithm);
+        Self(text.into())
+    }
+
     /// The key of the bucket that a candidate has beside the bucket of the rule in force. No part of a key
     /// holds a colon, so no other bucket has this name.
     #[must_use]

@@ -37,6 +37,7 @@ pub mod denials;
 pub mod fallback;
 pub mod hot_keys;
 pub mod leases;
+pub mod permits;
 // (on top of it)
 pub mod limiter;
 

@@ -1,5 +1,6 @@
 //! The limiter: all checks of one request to one decision, whatever the store does.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,11 +17,18 @@ use crate::hot_keys::{Heat, HotKeys};
 use crate::key::Key;
 use crate::leases::{Leases, Order};
 use crate::metrics::Metrics;
+use crate::permits::{Guard, Permits, Place};
 use crate::rule::{Check, Checks, Demand};
 use crate::store::{Store, StoreFault};
 
 /// How often an open breaker and the leases are looked after.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// How often permits are looked after.
+const PERMITS_EVERY: Duration = Duration::from_millis(250);
+
+/// Permits in one call.
+const ORDERS_PER_CALL: usize = 32;
 
 /// Debits in one call.
 const DEBITS_PER_CALL: usize = 64;
@@ -30,6 +38,7 @@ const DEBITS_PER_CALL: usize = 64;
 pub struct Limiter {
     store: Arc<dyn Store>,
     hot_keys: HotKeys,
+    permits: Arc<Permits>,
     remote: Option<Remote>,
     clock: Arc<dyn Clock>,
     metrics: Metrics,
@@ -63,9 +72,11 @@ impl Limiter {
         clock: Arc<dyn Clock>,
         metrics: Metrics,
     ) -> Self {
+        let permits = Permits::new(RandomState::new().hash_one(0u8) >> 1);
         Self {
             store,
             hot_keys,
+            permits: Arc::new(permits),
             remote,
             clock,
             metrics,
@@ -140,6 +151,72 @@ impl Limiter {
                     fallback.decide_and_owe(checks, now)
                 }
             }
+        }
+    }
+
+    /// Holds the permits that `checks` ask for, before they are decided on; `None` where none is asked for.
+    pub fn hold(&self, checks: &mut Checks) -> Option<Guard> {
+        if !checks.iter().any(|check| check.limit.counts_permits()) {
+            return None;
+        }
+        self.permits.hold(checks, self.clock.now())
+    }
+
+    /// Charges what was not taken before the request was answered, or gives back what was taken too much.
+    pub async fn charge(&self, charges: &Checks) {
+        if charges.is_empty() {
+            return;
+        }
+        let Some(Remote { breaker, fallback, .. }) = &self.remote else {
+            // The memory of this process does not fail.
+            let _ = self.store.acquire(charges).await;
+            return;
+        };
+        let Some(call) = breaker.admit() else { return fallback.charge(charges, self.clock.now()) };
+        match self.store.acquire(charges).await {
+            Ok(_) => call.answered(self.clock.now()),
+            Err(fault) => {
+                let now = self.clock.now();
+                self.failed(call, &fault, now);
+                if !fault.may_have_run() {
+                    fallback.charge(charges, now);
+                }
+            }
+        }
+    }
+
+    /// Permits that requests hold now.
+    pub fn permits_held(&self) -> usize {
+        self.permits.len()
+    }
+
+    /// Looks after the permits until the process ends.
+    pub async fn keep_permits(&self) {
+        loop {
+            tokio::select! {
+                () = self.permits.ordered() => {}
+                () = tokio::time::sleep(PERMITS_EVERY) => {}
+            }
+            self.carry_permits().await;
+        }
+    }
+
+    /// Gives back the permits that are not held any more, and renews those that are. Either may be done twice, so what
+    /// fails is tried again while it matters.
+    pub async fn carry_permits(&self) {
+        let now = self.clock.now();
+        let (store, here): (Vec<_>, Vec<_>) =
+            self.permits.take_orders(now).into_iter().partition(|order| order.place == Place::Store);
+        for orders in store.chunks(ORDERS_PER_CALL) {
+            let checks: Checks = orders.iter().map(|order| order.check.clone()).collect();
+            if self.store.acquire(&checks).await.is_err() {
+                let now = self.clock.now();
+                orders.iter().cloned().for_each(|order| self.permits.put_back(order, now));
+            }
+        }
+        if let Some(remote) = &self.remote {
+            let checks: Checks = here.into_iter().map(|order| order.check).collect();
+            remote.fallback.carry_out(&checks, now);
         }
     }
 

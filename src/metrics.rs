@@ -68,6 +68,8 @@ pub struct Metrics {
     pub rules: RulesMetrics,
     /// Requests between their head and their end.
     pub in_flight: IntGauge,
+    /// Permits of concurrency limits that requests hold.
+    pub permits_held: IntGauge,
     /// Buckets in the memory of this process.
     pub memory_buckets: IntGauge,
     /// Buckets forgotten before they were full, for want of room.
@@ -261,6 +263,7 @@ impl Metrics {
             revision: gauge(&r, "config_revision", "The revision of the configuration that is served.")?,
             rules: RulesMetrics::new(&r)?,
             in_flight: gauge(&r, "requests_in_flight", "Requests between their head and their end.")?,
+            permits_held: gauge(&r, "permits_held", "Permits of concurrency limits that requests hold.")?,
             memory_buckets: gauge(&r, "memory_buckets", "Buckets held in the memory of this process.")?,
             memory_evictions: gauge(
                 &r,
@@ -327,12 +330,12 @@ impl RouteMetrics {
 
     /// Counts a decision.
     pub fn decision(&self, rule: &str, outcome: &str, basis: &str) {
-        match (outcome, basis) {
-            ("admitted", "store") => self.admitted_by_store.inc(),
-            ("refused", "store") => self.refused_by_store.inc(),
-            ("admitted", "lease") => self.admitted_by_lease.inc(),
-            ("refused", "lease") => self.refused_by_lease.inc(),
-            ("refused", "denial") => self.refused_by_denial.inc(),
+        match (rule, outcome, basis) {
+            ("default", "admitted", "store") => self.admitted_by_store.inc(),
+            ("default", "refused", "store") => self.refused_by_store.inc(),
+            ("default", "admitted", "lease") => self.admitted_by_lease.inc(),
+            ("default", "refused", "lease") => self.refused_by_lease.inc(),
+            ("default", "refused", "denial") => self.refused_by_denial.inc(),
             _ => self.decisions.with_label_values(&[&*self.route, rule, outcome, basis]).inc(),
         }
     }

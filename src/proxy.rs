@@ -6,6 +6,7 @@
 
 mod access_log;
 pub mod answer;
+pub mod cost;
 pub mod facts;
 pub mod gate;
 pub mod headers;
@@ -29,6 +30,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::decision::{Admission, Basis, Decision};
 use crate::limiter::Limiter;
 use crate::metrics::Metrics;
+use crate::permits::{Guard, Place};
 use crate::route::RouteId;
 use crate::route::path::PathError;
 use crate::rule::Checks;
@@ -51,6 +53,7 @@ pub struct Context {
     started: Timestamp,
     route: RouteId,
     decided: Option<(Checks, Decision)>,
+    permits: Option<Guard>,
     servers_tried: usize,
     _in_flight: InFlight,
 }
@@ -68,7 +71,7 @@ impl Gateway {
 
     /// Decides, or says what to answer at once.
     async fn admit(&self, session: &mut Session, ctx: &mut Context) -> Option<Answer> {
-        let (route, checks) = match read(session, &ctx.live.snapshot, ctx.started) {
+        let (route, mut checks) = match read(session, &ctx.live.snapshot, ctx.started) {
             Ok(read) => read,
             Err(rejection) => {
                 self.metrics.rejected.with_label_values(&[rejection.reason()]).inc();
@@ -76,7 +79,12 @@ impl Gateway {
             }
         };
         ctx.route = route;
+        // Held before it is given: a client that leaves meanwhile gives it back.
+        ctx.permits = self.limiter.hold(&mut checks);
         let decision = self.limiter.decide(&checks).await;
+        if let Some(permits) = &mut ctx.permits {
+            permits.keep(place_of(decision.basis), |permit| decision.gives(&checks, permit));
+        }
         self.count(ctx, &checks, &decision);
         let answer = match decision.admission {
             Admission::Refused => Some(Answer::refused(&checks, &decision)),
@@ -90,7 +98,7 @@ impl Gateway {
 
     fn count(&self, ctx: &Context, checks: &Checks, decision: &Decision) {
         let counters = ctx.live.counters(ctx.route);
-        counters.decision(decision.rule(checks).name(), decision.outcome(checks), decision.basis.label());
+        counters.decision(decision.rule(checks), decision.outcome(checks), decision.basis.label());
         if let Some(candidate_admits) = decision.disagreement(checks) {
             counters.disagreement(candidate_admits);
         }
@@ -117,6 +125,7 @@ impl ProxyHttp for Gateway {
             started: self.clock.now(),
             route: RouteId::UNMATCHED,
             decided: None,
+            permits: None,
             servers_tried: 0,
             _in_flight: InFlight::begin(&self.metrics.in_flight),
         }
@@ -175,6 +184,9 @@ impl ProxyHttp for Gateway {
         response: &mut ResponseHeader,
         ctx: &mut Context,
     ) -> pingora::Result<()> {
+        // Before the client sees the answer: its next request is to know of it.
+        let charges = ctx.charges(response);
+        self.limiter.charge(&charges).await;
         decorate(session, response, ctx)
     }
 
@@ -207,6 +219,26 @@ impl ProxyHttp for Gateway {
     }
 }
 
+impl Context {
+    /// What is to be charged, now that there is a response.
+    fn charges(&self, response: &ResponseHeader) -> Checks {
+        let Some((checks, _)) = &self.decided else { return Checks::new() };
+        // Informational ones come before the response.
+        if response.status.is_informational() {
+            return Checks::new();
+        }
+        let snapshot = &self.live.snapshot;
+        let priced = snapshot.routes.get(self.route).priced.as_ref();
+        let settled = priced.and_then(|priced| cost::settled(priced, &response.headers));
+        snapshot.charges(self.route, checks, response.status.as_u16(), settled)
+    }
+}
+
+/// Where permits were given by a decision of that basis.
+fn place_of(basis: Basis) -> Place {
+    if basis == Basis::Fallback { Place::Here } else { Place::Store }
+}
+
 /// What every response carries.
 fn decorate(session: &mut Session, response: &mut ResponseHeader, ctx: &Context) -> pingora::Result<()> {
     headers::write(response, &ctx.live.headers, ctx.decided.as_ref())?;
@@ -220,7 +252,7 @@ fn decorate(session: &mut Session, response: &mut ResponseHeader, ctx: &Context)
 /// The route and the checks of a request, whose path is in normal form from here on.
 fn read(session: &mut Session, snapshot: &Snapshot, now: Timestamp) -> Result<(RouteId, Checks), Rejection> {
     let facts = Facts::read(session, snapshot)?;
-    let (route, checks) = (facts.route, snapshot.checks(facts.route, &facts.subject, now));
+    let (route, checks) = (facts.route, facts.checks(session.req_header(), snapshot, now));
     if let Some(path) = facts.rewritten_path() {
         rewrite(session.req_header_mut(), &path)?;
     }

@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use matchit::{InsertError, Router};
 
 use crate::config::fault::Fault;
-use crate::config::{self, OnStoreFailure};
+use crate::config::{self, OnStoreFailure, Priced};
 use crate::key::{Hasher, Part};
 
 /// A route by its number; 0 is the route `default` of requests that match no other.
@@ -46,6 +46,8 @@ pub struct Route {
     pub upstream: Option<usize>,
     /// Tokens that a request takes.
     pub cost: u64,
+    /// Where that is told, if not only here.
+    pub priced: Option<Priced>,
     /// Whether the tenant's own rule applies.
     pub tenant_rule: bool,
     /// What decides when the store does not, unless a row says otherwise.
@@ -90,6 +92,7 @@ impl RouteTable {
             part: Part::known(b"default", hasher),
             upstream: None,
             cost: 1,
+            priced: None,
             tenant_rule: true,
             on_store_failure,
         }];
@@ -124,6 +127,7 @@ impl RouteTable {
                 part: Part::known(route.id.value.as_bytes(), hasher),
                 upstream,
                 cost: route.cost.value,
+                priced: route.priced.clone(),
                 tenant_rule: route.tenant_rule,
                 on_store_failure: route.on_store_failure.unwrap_or(on_store_failure),
             });

@@ -1,28 +1,51 @@
 //! Rules and checks. A rule is a named promise; a check is one rule applied to one request.
 
+use std::sync::Arc;
+
 use smallvec::SmallVec;
 
 use crate::config::OnStoreFailure;
 use crate::key::Key;
 use crate::limit::{Limit, Verdict};
 
-/// A rule by its number; the tenant's own rule is [`RuleId::TENANT`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RuleId(u16);
+/// A rule by its name.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RuleId {
+    name: Name,
+    hidden: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Name {
+    /// Of what every configuration has.
+    Own(&'static str),
+    /// As the configuration gives it.
+    Given(Arc<str>),
+}
 
 impl RuleId {
     /// The rule that holds a tenant on a route, from a row or the default.
-    pub const TENANT: Self = Self(0);
+    pub const TENANT: Self = Self { name: Name::Own("default"), hidden: false };
 
     /// The limit that is tried beside the tenant's own rule.
-    pub const CANDIDATE: Self = Self(1);
+    pub const CANDIDATE: Self = Self { name: Name::Own("candidate"), hidden: false };
+
+    /// A rule of that name, of which clients may not be told.
+    pub fn named(name: &Arc<str>, hidden: bool) -> Self {
+        Self { name: Name::Given(Arc::clone(name)), hidden }
+    }
 
     /// The name in metrics, headers and answers.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::CANDIDATE => "candidate",
-            _ => "default",
+    pub fn name(&self) -> &str {
+        match &self.name {
+            Name::Own(name) => name,
+            Name::Given(name) => name,
         }
+    }
+
+    /// Whether clients are not told of it.
+    pub const fn is_hidden(&self) -> bool {
+        self.hidden
     }
 }
 
@@ -39,6 +62,8 @@ pub struct Check {
     pub shards: u16,
     /// Tokens; 0 asks without taking.
     pub cost: u64,
+    /// Which permit, where the limit gives some; 0 elsewhere.
+    pub permit: u64,
     /// What is to become of them.
     pub demand: Demand,
     /// What decides when the store does not.
@@ -54,6 +79,7 @@ impl Check {
             limit,
             shards: 1,
             cost,
+            permit: 0,
             demand,
             on_store_failure: OnStoreFailure::Local,
         }
@@ -76,7 +102,7 @@ impl Check {
 
     /// Whether the request is refused if this is.
     pub fn votes(&self) -> bool {
-        self.demand == Demand::Take
+        matches!(self.demand, Demand::Take | Demand::Peek)
     }
 }
 
@@ -92,8 +118,12 @@ pub enum Demand {
     Shadow,
     /// Whole tokens in advance: as many as there are, up to the cost.
     Lease,
-    /// To take the cost back, which was taken in advance and not spent.
+    /// To take the cost back, or the permit, which was taken and is not used.
     Return,
+    /// To know whether the cost would fit, without taking it: it is charged later, if at all.
+    Peek,
+    /// That the permit goes on counting.
+    Renew,
 }
 
 /// All checks of one request, in order. Few requests have more than two.

@@ -35,6 +35,7 @@ use crate::gateways::Gateways;
 use crate::hot_keys::HotKeys;
 use crate::key::{Key, fnv1a};
 use crate::leases::Leases;
+use crate::limit::Limit;
 use crate::limiter::{Limiter, Remote};
 use crate::logging::LogLevel;
 use crate::metrics::Metrics;
@@ -256,7 +257,7 @@ fn gateway_id(clock: &Arc<dyn Clock>) -> String {
 fn probe(config: &Config, id: &str) -> Check {
     let name = format!("probe-{:016x}", fnv1a(id.as_bytes()));
     let key = Key::internal(&config.store.key_prefix, &name);
-    Check::own(key, config::built_in_default(), 1, Demand::Take)
+    Check::own(key, Limit::TokenBucket(config::built_in_default()), 1, Demand::Take)
 }
 
 fn server_conf(config: &Config) -> ServerConf {

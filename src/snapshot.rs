@@ -3,21 +3,27 @@
 //! Looking up the checks of a request allocates nothing but the key of its bucket.
 
 mod from_file;
+mod named;
 pub mod rules;
 
 use std::borrow::Cow;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use rpds::HashTrieMapSync as Map;
 use smallvec::smallvec;
 
+pub use self::named::Asked;
+use self::named::{Hands, Named};
 use self::rules::{Entry, Origin, Rules, Tenant};
 use crate::book::{Book, BookRow, Change, Holder, RowId};
 use crate::clock::Timestamp;
 use crate::config::fault::Fault;
-use crate::config::{Config, Keys, Mode, OnStoreFailure};
+use crate::config::{ClientAddress, Config, Exempt, Keys, Mode, OnStoreFailure};
+use crate::identity::client_address::contains;
 use crate::identity::{Claim, Identity, IdentityError};
 use crate::key::{Hasher, Key, Part, fnv1a};
+use crate::limit::Limit;
 use crate::route::{Route, RouteId, RouteTable};
 use crate::rule::{Check, Checks, Demand, RuleId};
 
@@ -38,6 +44,11 @@ pub struct Snapshot {
     from_file: Rules,
     /// Whether requests name their tenant, or a key of it.
     pub keys: Keys,
+    named: Arc<Vec<Vec<Arc<Named>>>>,
+    exempt: Arc<Exempt>,
+    /// The hasher under the secret before this one.
+    previous: Option<Hasher>,
+    client_address: Arc<ClientAddress>,
     hasher: Hasher,
     key_prefix: Box<str>,
 }
@@ -60,6 +71,8 @@ pub struct Skipped {
 pub struct Subject<'s> {
     name: Cow<'s, [u8]>,
     known: Option<&'s Tenant>,
+    /// What the request has said of it: the name, or the key.
+    claimed: Cow<'s, [u8]>,
 }
 
 impl Snapshot {
@@ -79,6 +92,7 @@ impl Snapshot {
             &mut faults,
         );
         let from_file = from_file::rules(config, &routes, &hasher, &mut faults);
+        let named = named::rules(config, &mut faults);
         if !faults.is_empty() {
             faults.sort();
             return Err(faults);
@@ -91,6 +105,14 @@ impl Snapshot {
             skipped: Map::new_sync(),
             from_file,
             keys: config.identity.keys.value,
+            named: Arc::new(named),
+            exempt: Arc::new(config.rules.exempt.clone()),
+            previous: config
+                .identity
+                .previous_hash_secret
+                .as_ref()
+                .map(|secret| Hasher::new(secret.0.as_bytes())),
+            client_address: Arc::new(config.identity.client_address.clone()),
             hasher,
             key_prefix: config.store.key_prefix.clone(),
         };
@@ -178,15 +200,16 @@ impl Snapshot {
 
     /// Whose a request with these headers is.
     pub fn subject<'s>(&'s self, headers: &'s http::HeaderMap) -> Result<Subject<'s>, IdentityError> {
-        let name = match self.identity.claim(headers)? {
-            Claim::Anonymous => Cow::Borrowed(crate::identity::ANONYMOUS),
-            Claim::Named(name) if self.keys == Keys::Plain => Cow::Borrowed(name),
+        let (name, claimed) = match self.identity.claim(headers)? {
+            Claim::Anonymous => (crate::identity::ANONYMOUS, &b""[..]),
+            Claim::Named(name) if self.keys == Keys::Plain => (name, name),
             Claim::Named(key) => {
-                let tenant = self.rules.key(&self.hasher.key_hash(key));
-                Cow::Borrowed(tenant.ok_or_else(|| self.identity.unknown())?.as_bytes())
+                let under = |hasher: &Hasher| self.rules.key(&hasher.key_hash(key));
+                let tenant = under(&self.hasher).or_else(|| self.previous.as_ref().and_then(under));
+                (tenant.ok_or_else(|| self.identity.unknown())?.as_bytes(), key)
             }
         };
-        let subject = self.tenant(name);
+        let subject = Subject { claimed: Cow::Borrowed(claimed), ..self.tenant(name) };
         if subject.known.is_some_and(|tenant| tenant.suspended) {
             return Err(IdentityError::Suspended);
         }
@@ -197,11 +220,74 @@ impl Snapshot {
     pub fn tenant<'s>(&'s self, name: impl Into<Cow<'s, [u8]>>) -> Subject<'s> {
         let name = name.into();
         let known = std::str::from_utf8(&name).ok().and_then(|name| self.rules.tenant(name));
-        Subject { name, known }
+        Subject { claimed: name.clone(), name, known }
     }
 
-    /// The checks of a request of `subject` on `route` at `now`.
-    pub fn checks(&self, route: RouteId, subject: &Subject<'_>, now: Timestamp) -> Checks {
+    /// The address of the client of a request that came from `peer`.
+    pub fn client(&self, peer: IpAddr, headers: &http::HeaderMap) -> IpAddr {
+        self.client_address.find(peer, headers)
+    }
+
+    /// The checks of a request of `subject` on `route` at `now`: the tenant's own rule, what is tried beside it, and
+    /// the named rules of the route.
+    pub fn checks(&self, route: RouteId, subject: &Subject<'_>, asked: &Asked<'_>, now: Timestamp) -> Checks {
+        let mut checks = self.tenant_checks(route, subject, asked.cost, now);
+        let named = self.named.get(route.index()).map(Vec::as_slice).unwrap_or_default();
+        if !named.is_empty() {
+            let hands = Hands {
+                prefix: &self.key_prefix,
+                hasher: &self.hasher,
+                client_address: &self.client_address,
+                tenant: self.tenant_part(subject),
+                route: self.routes.get(route).part.clone(),
+            };
+            checks.extend(named.iter().filter_map(|rule| rule.check(&hands, subject, asked, now)));
+        }
+        checks
+    }
+
+    /// Whether a request is exempt from all rules, whoever it says it is.
+    pub fn exempts(&self, method: &str, headers: &http::HeaderMap, path: &str, client: IpAddr) -> bool {
+        let exempt = &self.exempt;
+        let is_preflight = || {
+            method == "OPTIONS"
+                && headers.contains_key(http::header::ORIGIN)
+                && headers.contains_key(http::header::ACCESS_CONTROL_REQUEST_METHOD)
+        };
+        exempt.preflight && is_preflight()
+            || exempt.paths.iter().any(|exempt| **exempt == *path)
+            || contains(&exempt.networks, client)
+    }
+
+    /// Whether the requests of a tenant are exempt from all rules.
+    pub fn exempts_tenant(&self, subject: &Subject<'_>) -> bool {
+        self.exempt.tenants.iter().any(|exempt| exempt.as_bytes() == &*subject.name)
+    }
+
+    /// What is to be charged after a response with this status on `route`: what was only checked before, and the
+    /// difference to the true cost, where the response tells it.
+    pub fn charges(&self, route: RouteId, checks: &Checks, status: u16, settled: Option<u64>) -> Checks {
+        let named = self.named.get(route.index()).map(Vec::as_slice).unwrap_or_default();
+        let mut charges = Checks::new();
+        for check in checks {
+            let rule = named.iter().find(|named| named.is(&check.rule));
+            let mut charge = |cost: u64, demand| charges.push(Check { cost, demand, ..check.clone() });
+            match check.demand {
+                Demand::Peek if rule.is_some_and(|rule| rule.counts(status)) => {
+                    charge(check.cost, Demand::Debit);
+                }
+                Demand::Take if rule.is_none_or(|rule| rule.takes_the_cost()) => match settled {
+                    Some(cost) if cost > check.cost => charge(cost - check.cost, Demand::Debit),
+                    Some(cost) if cost < check.cost => charge(check.cost - cost, Demand::Return),
+                    _ => {}
+                },
+                _ => {}
+            }
+        }
+        charges
+    }
+
+    fn tenant_checks(&self, route: RouteId, subject: &Subject<'_>, cost: u64, now: Timestamp) -> Checks {
         let (id, route) = (route, self.routes.get(route));
         if !route.tenant_rule {
             return Checks::new();
@@ -216,9 +302,10 @@ impl Snapshot {
         let check = Check {
             rule: RuleId::TENANT,
             key: self.bucket(subject, route),
-            limit: terms.limit,
+            limit: Limit::TokenBucket(terms.limit),
             shards: terms.shards,
-            cost: route.cost,
+            permit: 0,
+            cost,
             demand: if enforced { Demand::Take } else { Demand::Shadow },
             on_store_failure: terms.on_store_failure.unwrap_or(route.on_store_failure),
         };
@@ -226,7 +313,7 @@ impl Snapshot {
         let candidate = Check {
             rule: RuleId::CANDIDATE,
             key: check.key.of_candidate(),
-            limit,
+            limit: Limit::TokenBucket(limit),
             demand: Demand::Shadow,
             on_store_failure: OnStoreFailure::Local,
             ..check.clone()
@@ -235,14 +322,20 @@ impl Snapshot {
     }
 
     fn bucket(&self, subject: &Subject<'_>, route: &Route) -> Key {
-        let named = |part: &Part| Key::tenant_route(&self.key_prefix, part, &route.part);
         match subject.known {
-            Some(tenant) => named(&tenant.part),
+            Some(tenant) => Key::tenant_route(&self.key_prefix, &tenant.part, &route.part),
+            None => Key::tenant_route(&self.key_prefix, &self.tenant_part(subject), &route.part),
+        }
+    }
+
+    fn tenant_part(&self, subject: &Subject<'_>) -> Part {
+        match subject.known {
+            Some(tenant) => tenant.part.clone(),
             // What came from the table of keys, or from nobody, is no client's word.
             None if self.keys == Keys::Lookup || *subject.name == *crate::identity::ANONYMOUS => {
-                named(&Part::known(&subject.name, &self.hasher))
+                Part::known(&subject.name, &self.hasher)
             }
-            None => named(&self.hasher.part(&subject.name)),
+            None => self.hasher.part(&subject.name),
         }
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::book::Book;
 use crate::config::fault::Fault;
 use crate::config::{self, Config, Mode, Row, Terms, env};
-use crate::limit::Limit;
+use crate::limit::token_bucket::TokenBucket;
 use crate::snapshot::Snapshot;
 use crate::store::redis::RedisStore;
 
@@ -67,7 +67,7 @@ pub fn row_from_json(row: &Value) -> Result<Row, String> {
 /// Writes terms into the fields of a row, as they are written in a configuration: what is as it is by
 /// default is left out.
 pub fn describe(terms: &Terms, row: &mut Value) {
-    let numbers = |Limit::TokenBucket(limit): &Limit| {
+    let numbers = |limit: &TokenBucket| {
         let rate = match limit.rate().per_seconds() {
             Some((tokens, 1)) => json!(tokens),
             Some((tokens, seconds)) => json!(format!("{tokens}/{seconds}s")),

@@ -25,6 +25,7 @@ pub fn check(name: &str, capacity: u64, rate: &str, cost: u64) -> Check {
         key: Key::tenant_route("rl", &Part::known(name.as_bytes(), &hasher), &Part::known(b"r", &hasher)),
         limit: Limit::TokenBucket(TokenBucket::new(capacity, rate.parse().unwrap()).unwrap()),
         shards: 1,
+        permit: 0,
         cost,
         demand: Demand::Take,
         on_store_failure: OnStoreFailure::Local,

@@ -23,6 +23,7 @@ mod faults;
 mod harness;
 mod leases;
 mod lifecycle;
+mod limits;
 mod outage;
 mod rollout;
 mod rules;

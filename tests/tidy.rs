@@ -14,7 +14,7 @@ const LAYERS: [&[&str]; 14] = [
     &["decision", "snapshot"],
     &["store"],
     &["source"],
-    &["breaker", "denials", "fallback", "hot_keys", "leases"],
+    &["breaker", "denials", "fallback", "hot_keys", "leases", "permits"],
     &["limiter"],
     &["proxy"],
     &["reload"],

@@ -7,6 +7,12 @@
 use std::sync::Arc;
 
 use tollgate::clock::{ManualClock, Timestamp};
+use tollgate::limit::Limit;
+use tollgate::limit::concurrency::Concurrency;
+use tollgate::limit::fixed_window::FixedWindow;
+use tollgate::limit::quota::{Period, Quota, Zone};
+use tollgate::limit::sliding_log::SlidingLog;
+use tollgate::limit::sliding_window::SlidingWindow;
 use tollgate::rule::{Check, Checks, Demand};
 use tollgate::store::memory::MemoryStore;
 use tollgate::store::redis::script::{Flight, SOURCE};
@@ -17,24 +23,23 @@ use crate::harness::{Random, Redis};
 const PRELUDE: &str = "
 local now = tonumber(table.remove(ARGV))
 local real = redis
-local redis = {
-  call = function(command, key, value, ...)
+local function timed(run)
+  return function(command, key, value, ...)
+    local expiry = real.call('GET', 'exp:' .. key)
+    if expiry and tonumber(expiry) <= now then
+      real.call('DEL', key, 'exp:' .. key)
+      expiry = nil
+    end
     if command == 'PTTL' then
-      local expiry = real.call('HGET', key, 'exp')
       return expiry and math.floor((tonumber(expiry) - now) / 1000) or -1
+    elseif command == 'PEXPIRE' then
+      if real.call('EXISTS', key) == 0 then return 0 end
+      return real.call('SET', 'exp:' .. key, string.format('%.0f', now + tonumber(value) * 1000))
     end
-    return real.call(command, key, value, ...)
-  end,
-  pcall = function(command, key, value, ...)
-    if command == 'PEXPIRE' then
-      return real.call('HSET', key, 'exp', string.format('%.0f', now + tonumber(value) * 1000))
-    elseif command == 'HMGET' then
-      local expiry = real.call('HGET', key, 'exp')
-      if expiry and tonumber(expiry) <= now then real.call('DEL', key) end
-    end
-    return real.pcall(command, key, value, ...)
-  end,
-}
+    return run(command, key, value, ...)
+  end
+end
+local redis = { call = timed(real.call), pcall = timed(real.pcall) }
 ";
 
 struct Twins {
@@ -78,12 +83,12 @@ impl Twins {
     fn run(&mut self, seed: u64, flights: usize) -> Result<usize, String> {
         let mut random = Random(seed);
         let mut now = Timestamp::from_micros(1_764_000_000_000_000);
-        let mut rules: Vec<(u64, &str)> = vec![(20, "10"); 12];
+        let mut rules: Vec<Rule> = (0..18).map(|index| (20, "10", index % 6)).collect();
         let mut requests = 0;
         for _ in 0..flights {
             if random.below(20) == 0 {
                 let rule = random.below(rules.len() as u64) as usize;
-                rules[rule] = (random.choose(&CAPACITIES), random.choose(&RATES));
+                rules[rule] = (random.choose(&CAPACITIES), random.choose(&RATES), rule as u64 % 6);
             }
             now = match random.below(40) {
                 0 => now.minus_micros(random.below(3_000_000)),
@@ -92,7 +97,8 @@ impl Twins {
                 10..20 => now.plus_micros(random.below(20_000)),
                 _ => now,
             };
-            let flight: Vec<Checks> = (0..=random.below(8)).map(|_| request(&mut random, &rules)).collect();
+            let flight: Vec<Checks> =
+                (0..=random.below(8)).map(|_| request(&mut random, &rules, now)).collect();
             requests += flight.len();
             self.agree(&flight, now).map_err(|difference| format!("seed {seed}: {difference}"))?;
         }
@@ -117,31 +123,69 @@ const RATES: [&str; 12] = [
     "3000000000",
 ];
 
-/// One to three different buckets.
-fn request(random: &mut Random, rules: &[(u64, &str)]) -> Checks {
+/// Capacity, rate, and which algorithm.
+type Rule = (u64, &'static str, u64);
+
+/// Lengths of windows, in milliseconds.
+const WINDOWS: [u64; 5] = [10, 1_000, 60_000, 3_600_000, 86_400_000];
+
+/// The limit of a rule: numbers of the other algorithms follow from those of the token bucket.
+fn limit(rule: Rule, now: Timestamp, random: &mut Random) -> Limit {
+    let (capacity, rate, kind) = rule;
+    let window = WINDOWS[rate.len() % WINDOWS.len()] * 1_000;
+    let limit = capacity.min(20_000_000);
+    match kind {
+        0 => check("", capacity, rate, 1).limit,
+        1 => Limit::FixedWindow(FixedWindow { limit: capacity, window }),
+        2 => Limit::SlidingWindow(SlidingWindow { limit, window }),
+        3 => Limit::SlidingLog(SlidingLog { limit: capacity.min(40), window }),
+        4 => {
+            let period = [Period::Day, Period::Week, Period::Month][rate.len() % 3];
+            let zone = ["UTC", "Europe/Berlin", "Asia/Ho_Chi_Minh"][capacity as usize % 3];
+            // The clock of the gateway is some hours off.
+            let skewed = now.plus_micros(random.below(4_000_000_000)).minus_micros(2_000_000_000);
+            Limit::Quota(Quota::new(capacity, period, Zone::named(zone).unwrap()).on(skewed))
+        }
+        _ => Limit::Concurrency(Concurrency { limit: capacity.min(5), hold: window.max(1_000_000) }),
+    }
+}
+
+/// One to six different buckets.
+fn request(random: &mut Random, rules: &[Rule], now: Timestamp) -> Checks {
     let first = random.below(rules.len() as u64) as usize;
-    let count = random.choose(&[1, 1, 1, 2, 3]);
+    let count = random.choose(&[1, 1, 1, 2, 3, 6]);
     let one = |offset: usize, random: &mut Random| -> Check {
-        let bucket = (first + offset * 3) % rules.len();
-        let (capacity, rate) = rules[bucket];
+        let bucket = (first + offset * 5) % rules.len();
+        let (capacity, rate, kind) = rules[bucket];
+        let mut limit = limit(rules[bucket], now, random);
+        let most = limit.capacity();
         let cost = match random.below(10) {
             0 => 0,
-            1 => random.below(capacity.saturating_add(2)),
-            2 => capacity,
+            1 => random.below(most.saturating_add(2)),
+            2 => most,
             _ => 1 + random.below(3),
         };
-        let demand = match random.below(10) {
+        let demand = match random.below(12) {
             0 => Demand::Debit,
             1 => Demand::Shadow,
-            2 => Demand::Lease,
-            3 => Demand::Return,
+            2 if kind == 0 => Demand::Lease,
+            2 | 3 => Demand::Return,
+            4 => Demand::Peek,
+            5 if kind == 5 => Demand::Renew,
             _ => Demand::Take,
         };
         // A debit may come from an older rule than the one of the day.
-        let capacity =
-            if demand == Demand::Debit && random.below(2) == 0 { capacity.div_ceil(3) } else { capacity };
-        let cost = if demand == Demand::Debit { cost.max(1) } else { cost };
-        Check { demand, ..check(&format!("b{bucket}"), capacity, rate, cost) }
+        if kind == 0 && demand == Demand::Debit && random.below(2) == 0 {
+            limit = check("", capacity.div_ceil(3), rate, 1).limit;
+        }
+        let cost = match (kind, demand) {
+            (5, _) => 1,
+            (3, Demand::Debit) => 1 + cost % 50,
+            (_, Demand::Debit | Demand::Return) => cost.max(1),
+            _ => cost,
+        };
+        let permit = 1 + random.below(8);
+        Check { demand, limit, permit, ..check(&format!("b{bucket}"), 1, "1", cost) }
     };
     (0..count).map(|offset| one(offset, random)).collect()
 }
@@ -157,45 +201,83 @@ fn random_traces_give_the_same_verdicts() {
     assert!(requests > 100_000, "{requests}");
 }
 
+const PLANTED: [(&str, &str); 44] = [
+    ("if question.cost > units and question.votes", "if question.cost >= units and question.votes"),
+    ("if question.cost > units and question.votes", "if question.cost > units"),
+    ("elseif cost > units and", "elseif cost >= units and"),
+    ("elseif cost > units and cost > 0", "elseif cost > units"),
+    ("elseif (admitted and question.takes or question.shadow) and cost > 0", "elseif cost > 0"),
+    ("elseif (admitted and question.takes or question.shadow)", "elseif (admitted and question.takes)"),
+    ("return units, now - floor((part - partial * d) / n)", "return units, now"),
+    ("    return units, at\n  end", "    return units, now\n  end"),
+    ("if -elapsed > time_to_earn(capacity, n, d) then at = now end", ""),
+    ("whole * d + ceil((need", "whole * d + floor((need"),
+    ("time = ceil(need / n)", "time = floor(need / n)"),
+    ("units = units + elapsed * n\n", "units = units + (elapsed - 1) * n\n"),
+    ("    units = capacity\n  end", "  end"),
+    ("if question.debit then return units, elapsed > 0 and now or at end", ""),
+    ("math.max(units - cost, math.min(units, question.lowest))", "units - cost"),
+    ("math.max(units - cost, math.min(units, question.lowest))", "math.max(units - cost, question.lowest)"),
+    ("math.max(units - cost, math.min(units, question.lowest))", "math.max(units - cost, 0)"),
+    ("if units < question.least then units = question.least end", ""),
+    ("demand == 'debit' and limit - EXACT or lowest", "lowest"),
+    ("sign = -units, '-'", "sign = -units, ''"),
+    ("math.min(limit, EXACT - limit)", "limit"),
+    ("and call('PTTL', KEYS[key + i]) < reset", "and false"),
+    ("(code == 0 or code == 3 and retry == 0)", "code == 0"),
+    ("units - units % question.scale", "units"),
+    ("math.min(cost, units - units", "math.min(cost + question.scale, units - units"),
+    ("units = units - retry * question.scale", ""),
+    ("units = math.min(units + cost, capacity)", "units = units + cost"),
+    (
+        "(admitted and question.takes or question.shadow) and cost > 0",
+        "(admitted or question.shadow) and cost > 0",
+    ),
+    ("(demand == 'take' or demand == 'peek')", "demand == 'take'"),
+    (
+        "if since >= start then return { count = count, since = since } end",
+        "if since == start then return { count = count, since = since } end",
+    ),
+    ("if question.cost > state.left then return 0", "if question.cost >= state.left then return 0"),
+    ("if now >= ending then begin", "if now > ending + 60000000 then begin"),
+    ("if since >= start - question.a then", "if since > start - question.a then"),
+    ("local rest = window - passed", "local rest = window"),
+    (
+        "floor((all - (count + cost) * window) / previous)",
+        "math.ceil((all - (count + cost) * window) / previous)",
+    ),
+    ("format('(%.0f', now - question.a)", "format('%.0f', now - question.a)"),
+    ("leaves(used + cost - limit - 1)", "leaves(0)"),
+    ("same + i", "i"),
+    ("math.min(amount, math.max(0, question.b - state.count))", "amount"),
+    ("format('(%.0f', now), '+inf')", "'-inf', '+inf')"),
+    ("if counts then state.count = state.count - 1 end", "state.count = state.count - 1"),
+    ("return counts_still(key, question.b_text) and", "return"),
+    ("code == 0 and call('PTTL', key) < state.reset", "false"),
+    ("if state.code ~= 1 and question.votes then admitted = false end", ""),
+];
+
 /// The comparison would notice: each of these faults, planted in the script, is found.
 #[test]
 fn planted_faults_are_found() {
+    find(&PLANTED[..PLANTED.len() / 2]);
+}
+
+#[test]
+fn more_planted_faults_are_found() {
+    find(&PLANTED[PLANTED.len() / 2..]);
+}
+
+fn find(planted: &[(&str, &str)]) {
     let redis = Redis::start();
-    for (from, to) in [
-        ("if question.cost > units and question.votes", "if question.cost >= units and question.votes"),
-        ("if question.cost > units and question.votes", "if question.cost > units"),
-        ("elseif cost > units and", "elseif cost >= units and"),
-        ("elseif cost > units and cost > 0", "elseif cost > units"),
-        ("elseif (admitted or question.shadow) and cost > 0", "elseif cost > 0"),
-        ("(admitted or question.shadow)", "admitted"),
-        ("return units, now - floor((part - partial * d) / n)", "return units, now"),
-        ("    return units, at\n  end", "    return units, now\n  end"),
-        ("if -elapsed > time_to_earn(capacity, n, d) then at = now end", ""),
-        ("whole * d + ceil((need", "whole * d + floor((need"),
-        ("time = ceil(need / n)", "time = floor(need / n)"),
-        ("units = units + elapsed * n\n", "units = units + (elapsed - 1) * n\n"),
-        ("    units = capacity\n  end", "  end"),
-        ("if question.debit then return units, elapsed > 0 and now or at end", ""),
-        ("math.max(units - cost, math.min(units, question.lowest))", "units - cost"),
-        (
-            "math.max(units - cost, math.min(units, question.lowest))",
-            "math.max(units - cost, question.lowest)",
-        ),
-        ("math.max(units - cost, math.min(units, question.lowest))", "math.max(units - cost, 0)"),
-        ("if units < question.least then units = question.least end", ""),
-        ("demand == 'debit' and capacity - EXACT or lowest", "lowest"),
-        ("sign = -units, '-'", "sign = -units, ''"),
-        ("math.min(capacity, EXACT - capacity)", "capacity"),
-        ("and call('PTTL', KEYS[key + i]) < reset", "and false"),
-        ("(code == 0 or code == 3 and retry == 0)", "code == 0"),
-        ("units - units % question.scale", "units"),
-        ("math.min(cost, units - units", "math.min(cost + question.scale, units - units"),
-        ("units = units - retry * question.scale", ""),
-        ("units = math.min(units + cost, capacity)", "units = units + cost"),
-    ] {
+    let mut missed = Vec::new();
+    for (from, to) in planted {
         assert!(SOURCE.contains(from), "no longer in the script: {from}");
         let mut twins = Twins::new(&redis, |script| script.replacen(from, to, 1));
         let found = (1..=200).any(|seed| twins.run(seed, 200).is_err());
-        assert!(found, "not noticed: {from} -> {to}");
+        if !found {
+            missed.push(format!("{from} -> {to}"));
+        }
     }
+    assert!(missed.is_empty(), "not noticed: {missed:#?}");
 }

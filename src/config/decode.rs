@@ -1,13 +1,16 @@
 //! Each section of the file, read into what it means. One function a section, in the order of the
 //! file that `conf/tollgate.yaml` shows.
 
+mod named;
 mod routing;
 mod rules;
 mod store;
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+
+use ipnet::IpNet;
 
 use self::routing::{routes_of, upstreams_of};
 use self::rules::rules_of;
@@ -17,8 +20,8 @@ use super::fault::{Fault, Placed};
 use super::fields::{Reading, join, placed};
 use super::yaml::{Kind, Node};
 use super::{
-    Admin, Certificate, Config, Headers, Identity, Keys, Level, Listener, Log, LogFormat, Missing,
-    OnStoreFailure, Row, Secret,
+    Admin, Certificate, ClientAddress, Config, Headers, Identity, Keys, Level, Listener, Log, LogFormat,
+    Missing, OnStoreFailure, Row, Secret,
 };
 
 const ON_STORE_FAILURE: [(&str, OnStoreFailure); 3] =
@@ -61,8 +64,7 @@ pub(super) fn config(root: &Node<'_>, rows: Vec<Row>, r: &mut Reading<'_>) -> Co
     );
     let mut warnings = Vec::new();
     let store = store_of(store, r);
-    let (identity_place, identity) =
-        (identity.unwrap_or(root).place, identity_of(root, identity, r, &mut warnings));
+    let (identity_place, identity) = (identity.unwrap_or(root).place, identity_of(root, identity, r));
     if store.redis.is_some() && identity.hash_secret.0.is_empty() {
         let message =
             "is empty: unknown keys are hashed with a public secret, so who can read Redis can test guesses";
@@ -174,21 +176,21 @@ fn admin_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Ad
     }
 }
 
-fn identity_of(
-    root: &Node<'_>,
-    node: Option<&Node<'_>>,
-    r: &mut Reading<'_>,
-    warnings: &mut Vec<Fault>,
-) -> Identity {
+fn identity_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Identity {
     let mut identity = Identity {
         tenant_header: "X-Api-Key".into(),
         missing: Missing::Reject,
         keys: Placed { value: Keys::Plain, place: root.place },
         hash_secret: Secret(String::new()),
+        previous_hash_secret: None,
+        client_address: ClientAddress::default(),
     };
     let Some(node) = node else { return identity };
-    let [tenant, client_address, hash_secret] =
-        r.fields(node, "identity", ["tenant", "client_address", "hash_secret"]);
+    let [tenant, client_address, hash_secret, previous] =
+        r.fields(node, "identity", ["tenant", "client_address", "hash_secret", "previous_hash_secret"]);
+    let previous = previous.and_then(|node| r.text(node, "identity.previous_hash_secret"));
+    identity.previous_hash_secret =
+        previous.filter(|secret| !secret.is_empty()).map(|secret| Secret(secret.into_owned()));
     if let Some(node) = tenant {
         let [header, missing, keys] = r.fields(node, "identity.tenant", ["header", "missing", "keys"]);
         if let Some(node) = header {
@@ -215,8 +217,7 @@ fn identity_of(
         }
     }
     if let Some(node) = client_address {
-        client_address_of(node, r);
-        no_effect_yet(warnings, node, "identity.client_address");
+        identity.client_address = client_address_of(node, r);
     }
     if let Some(secret) = hash_secret.and_then(|node| r.text(node, "identity.hash_secret")) {
         identity.hash_secret = Secret(secret.into_owned());
@@ -224,21 +225,44 @@ fn identity_of(
     identity
 }
 
-fn client_address_of(node: &Node<'_>, r: &mut Reading<'_>) {
+fn client_address_of(node: &Node<'_>, r: &mut Reading<'_>) -> ClientAddress {
     let field = "identity.client_address";
+    let mut found = ClientAddress::default();
     let [trusted, header, prefix] = r.fields(node, field, ["trusted_proxies", "header", "ipv6_prefix"]);
-    for item in
-        trusted.map(|node| r.list(node, "identity.client_address.trusted_proxies")).unwrap_or_default()
-    {
-        r.name(item, "identity.client_address.trusted_proxies");
+    let field = join(field, "trusted_proxies");
+    for (index, item) in trusted.map(|node| r.list(node, &field)).unwrap_or_default().iter().enumerate() {
+        found.trusted_proxies.extend(network(item, &format!("{field}[{index}]"), r));
     }
-    header.map(|node| r.name(node, "identity.client_address.header"));
-    if let Some(node) = prefix {
-        let bits = r.whole(node, "identity.client_address.ipv6_prefix");
-        if bits.is_some_and(|bits| bits > 128) {
-            r.fault(node.place, "identity.client_address.ipv6_prefix", "expected at most 128");
+    if let Some(node) = header {
+        let name = r.name(node, "identity.client_address.header").map(|name| name.to_ascii_lowercase());
+        match name.as_deref() {
+            Some("x-forwarded-for") | None => {}
+            Some("forwarded") => found.header = http::header::FORWARDED,
+            Some(_) => {
+                let message = format!("expected X-Forwarded-For or Forwarded, got {}", node.describe());
+                r.fault(node.place, "identity.client_address.header", message);
+            }
         }
     }
+    if let Some(node) = prefix {
+        match r.whole(node, "identity.client_address.ipv6_prefix") {
+            Some(bits @ 1..=128) => found.ipv6_prefix = bits as u8,
+            Some(_) => r.fault(node.place, "identity.client_address.ipv6_prefix", "expected 1 to 128"),
+            None => {}
+        }
+    }
+    found
+}
+
+/// A network such as `10.0.0.0/8`, or one address.
+pub(super) fn network(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<IpNet> {
+    let text = r.name(node, field)?;
+    let network = text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
+    if network.is_none() {
+        let message = format!("expected an address or a network such as 10.0.0.0/8, got {}", node.describe());
+        r.fault(node.place, field, message);
+    }
+    network
 }
 
 fn headers_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Headers {

@@ -26,7 +26,10 @@ fn defaults() {
     assert_eq!(config.listeners[0].address.value.to_string(), "0.0.0.0:8080");
     assert_eq!(config.admin.address.value.to_string(), "127.0.0.1:9090");
     assert_eq!((config.store.redis, config.admin.token), (None, None));
-    assert_eq!((config.rules.default.value.capacity(), config.rules.default.value.window_seconds()), (20, 2));
+    assert_eq!(
+        (config.rules.default.value.capacity(), config.rules.default.value.fill_micros()),
+        (20, 2_000_000)
+    );
 }
 
 #[test]

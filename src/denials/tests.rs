@@ -15,6 +15,7 @@ fn check(name: &str, capacity: u64, cost: u64) -> Check {
         key: Key::tenant_route("rl", &part, &part),
         limit: Limit::TokenBucket(TokenBucket::new(capacity, "10".parse().unwrap()).unwrap()),
         shards: 1,
+        permit: 0,
         cost,
         demand: Demand::Take,
         on_store_failure: OnStoreFailure::Local,

@@ -37,6 +37,7 @@ fn checks(capacity: u64, on_store_failure: OnStoreFailure) -> Checks {
         key: Key::tenant_route("rl", &part, &part),
         limit: Limit::TokenBucket(TokenBucket::new(capacity, "1/h".parse().unwrap()).unwrap()),
         shards: 1,
+        permit: 0,
         cost: 1,
         demand: Demand::Take,
         on_store_failure,

@@ -13,9 +13,7 @@ pub(super) fn write(session: &Session, ctx: &Context, status: u16, error: Option
         return;
     }
     let (rule, outcome, basis) = match &ctx.decided {
-        Some((checks, decision)) => {
-            (decision.rule(checks).name(), decision.outcome(checks), decision.basis.label())
-        }
+        Some((checks, decision)) => (decision.rule(checks), decision.outcome(checks), decision.basis.label()),
         None => ("", "rejected", ""),
     };
     tracing::info!(

@@ -31,7 +31,7 @@ pub struct Answer {
     kind: &'static str,
     detail: String,
     retry_after: Option<u64>,
-    violated: Vec<&'static str>,
+    violated: Vec<String>,
     challenge: Option<String>,
 }
 
@@ -70,7 +70,10 @@ impl Answer {
             retry_after: never
                 .is_none()
                 .then(|| retry_after(over().map(|(verdict, _)| verdict.retry_after_ms).max().unwrap_or(0))),
-            violated: over().map(|(_, check)| check.rule.name()).collect(),
+            violated: over()
+                .filter(|(_, check)| !check.rule.is_hidden())
+                .map(|(_, check)| check.rule.name().to_owned())
+                .collect(),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
         }
     }

@@ -34,6 +34,9 @@ pub enum Rejection {
     /// It names no tenant.
     #[error("{0}")]
     Identity(#[from] IdentityError),
+    /// What it says of its cost is no number.
+    #[error("{0} does not tell a cost: expected one whole number")]
+    Cost(String),
 }
 
 impl Rejection {
@@ -45,6 +48,7 @@ impl Rejection {
             Self::TransferEncoding => "transfer_encoding",
             Self::BareLineFeed => "bare_line_feed",
             Self::Path(_) => "path",
+            Self::Cost(_) => "cost",
             Self::Identity(IdentityError::Missing(_)) => "no_tenant",
             Self::Identity(IdentityError::Unknown(_)) => "unknown_key",
             Self::Identity(IdentityError::Suspended) => "suspended",

@@ -46,7 +46,10 @@ pub fn write(
     }
     if families.ratelimit_draft {
         let mut policies = String::with_capacity(48);
-        let told = |position: &usize| checks[*position].votes() || *position == index;
+        let told = |position: &usize| {
+            let check = &checks[*position];
+            !check.rule.is_hidden() && (check.votes() || *position == index)
+        };
         for check in (0..checks.len()).filter(told).map(|position| &checks[position]) {
             if !policies.is_empty() {
                 policies.push_str(", ");
@@ -107,6 +110,7 @@ mod tests {
             key: Key::tenant_route("rl", &part, &part),
             limit: Limit::TokenBucket(TokenBucket::new(100, "100/m".parse().unwrap()).unwrap()),
             shards: 1,
+            permit: 0,
             cost: 1,
             demand: Demand::Take,
             on_store_failure: OnStoreFailure::Local,

@@ -76,6 +76,7 @@ impl BackgroundService for Drain {
             quiet = if self.in_flight.get() == 0 { quiet + 1 } else { 0 };
             tokio::time::sleep(LOOK_EVERY).await;
         }
+        self.limiter.carry_permits().await;
         self.limiter.give_back().await;
         if self.limiter.debt_count() > 0 {
             // One last try: what a gateway owes dies with it.

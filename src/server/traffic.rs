@@ -41,6 +41,8 @@ impl<S: Service> Service for Traffic<S> {
         shutdown: ShutdownWatch,
         listeners_per_fd: usize,
     ) {
+        let limiter = Arc::clone(&self.limiter);
+        tokio::spawn(async move { limiter.keep_permits().await });
         if let Some(driver) = self.driver.take() {
             // Here, because this is the runtime of the proxy: a driver on another one would pay for a
             // thread's waking with each flight.

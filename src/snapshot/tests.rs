@@ -13,6 +13,12 @@ routes:
 rules:
 ";
 
+/// What a request from somewhere asks for on a route.
+fn asked<'r>(headers: &'r http::HeaderMap, snapshot: &Snapshot, id: &str) -> Asked<'r> {
+    let cost = snapshot.routes.get(route(snapshot, id)).cost;
+    Asked { headers, path: "/", client: std::net::IpAddr::from([192, 0, 2, 1]), cost }
+}
+
 fn build(rules: &str) -> Result<Snapshot, Vec<String>> {
     let config = config::read(&format!("{BASE}{rules}"), &|_| None).map_err(|faults| texts(&faults))?;
     Snapshot::build(&config, &Book::default(), 1).map_err(|faults| texts(&faults))
@@ -28,7 +34,12 @@ fn route(snapshot: &Snapshot, id: &str) -> RouteId {
 }
 
 fn checks_of(snapshot: &Snapshot, id: &str, tenant: &[u8]) -> Checks {
-    snapshot.checks(route(snapshot, id), &snapshot.tenant(tenant), NOW)
+    snapshot.checks(
+        route(snapshot, id),
+        &snapshot.tenant(tenant),
+        &asked(&http::HeaderMap::new(), snapshot, id),
+        NOW,
+    )
 }
 
 #[track_caller]
@@ -111,7 +122,7 @@ fn faults_name_their_place() {
 
 fn terms(capacity: u64) -> Terms {
     let bucket = crate::limit::token_bucket::TokenBucket::new(capacity, "1".parse().unwrap()).unwrap();
-    Terms::of(crate::limit::Limit::TokenBucket(bucket))
+    Terms::of(bucket)
 }
 
 fn row(holder: Holder, route: Option<&str>, terms: Terms) -> Option<BookRow> {
@@ -193,7 +204,7 @@ fn a_row_counts_within_its_time() {
     let capacity = |micros: u64| {
         let at = Timestamp::from_rfc3339("2025-11-24T16:00:00Z").unwrap().plus_micros(micros);
         let orders = route(&snapshot, "orders");
-        snapshot.checks(orders, &snapshot.tenant(&b"a"[..]), at)[0].limit.capacity()
+        snapshot.tenant_checks(orders, &snapshot.tenant(&b"a"[..]), 1, at)[0].limit.capacity()
     };
     assert_eq!((capacity(0), capacity(999_999), capacity(1_000_000)), (500, 500, 100));
 }

@@ -13,8 +13,7 @@ use smallvec::SmallVec;
 use super::{Store, StoreFault};
 use crate::clock::{Clock, Timestamp};
 use crate::key::Key;
-use crate::limit::token_bucket::{Bucket, TokenBucket};
-use crate::limit::{Limit, Outcome, Verdict};
+use crate::limit::{Limit, Outcome, State, Verdict};
 use crate::rule::{Check, Checks, Demand, Verdicts};
 
 /// Locks that requests spread over.
@@ -42,9 +41,9 @@ struct Shard {
     hand: usize,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Entry {
-    bucket: Bucket,
+    state: State,
     /// From here on it is full, and forgetting it loses nothing.
     full_at: Timestamp,
     /// From here on it counts as forgotten, as on Redis.
@@ -75,48 +74,49 @@ impl MemoryStore {
         let homes: SmallVec<[usize; 4]> = checks.iter().map(|check| self.home(&check.key)).collect();
         let mut shards = self.lock(&homes);
         let mut verdicts = Verdicts::new();
-        let mut buckets: SmallVec<[Bucket; 2]> = SmallVec::new();
+        let mut states: SmallVec<[State; 2]> = SmallVec::new();
         for (check, home) in checks.iter().zip(&homes) {
-            let Limit::TokenBucket(limit) = &check.limit;
             let held = shards.of(*home).recall(&check.key, now);
-            let bucket = match check.demand {
-                Demand::Debit => limit.refilled_for_debit(held, now),
-                _ => limit.refilled(held, now),
+            let state = check.limit.look(held, check.demand == Demand::Debit, now);
+            let asked = match check.demand {
+                Demand::Take | Demand::Shadow | Demand::Peek => check.cost,
+                Demand::Debit | Demand::Lease | Demand::Return | Demand::Renew => 0,
             };
-            buckets.push(bucket);
-            verdicts.push(match check.demand {
-                Demand::Take | Demand::Shadow => limit.judge(bucket, check.cost, now),
-                Demand::Debit | Demand::Lease | Demand::Return => limit.state(bucket, now),
-            });
+            verdicts.push(check.limit.judge(&state, asked, now));
+            states.push(state);
         }
         let mut votes = checks.iter().zip(&verdicts).filter(|(check, _)| check.votes());
         let admitted = votes.all(|(_, verdict)| verdict.outcome == Outcome::Allowed);
-        for (((check, home), bucket), verdict) in checks.iter().zip(&homes).zip(buckets).zip(&mut verdicts) {
-            let Limit::TokenBucket(limit) = &check.limit;
+        for (((check, home), mut state), verdict) in checks.iter().zip(&homes).zip(states).zip(&mut verdicts)
+        {
             let shard = shards.of(*home);
-            let (after, told) = spend(limit, check, bucket, *verdict, admitted, now);
+            let (changed, told) = spend(check, &mut state, *verdict, admitted, now);
             *verdict = told;
-            if after != bucket {
-                // A debit from an older, faster rule must not shorten a life.
-                let longest = (check.demand == Demand::Debit).then(|| shard.expiry(&check.key));
-                let evicted = shard.put(&check.key, limit, after, told.reset_ms, now, self.per_shard);
+            if changed {
+                // A debit from an older, faster rule must not shorten a life, and what is given back does not
+                // end it.
+                let keeps = match check.limit {
+                    Limit::TokenBucket(_) => check.demand == Demand::Debit,
+                    _ => told.reset_ms == 0,
+                };
+                let longest = keeps.then(|| shard.expiry(&check.key));
+                let evicted = shard.put(&check.key, &check.limit, state, told.reset_ms, now, self.per_shard);
                 if let Some(longest) = longest {
                     shard.live_until(&check.key, longest);
                 }
                 self.evicted.fetch_add(u64::from(evicted), Ordering::Relaxed);
             } else if matches!(told.outcome, Outcome::Refused | Outcome::Leased(0)) {
-                shard.keep(&check.key, limit, told.reset_ms, now);
+                shard.keep(&check.key, &check.limit, told.reset_ms, now);
             }
         }
         verdicts
     }
 
-    /// Sets what one bucket holds.
-    pub fn set_level(&self, key: &Key, limit: &Limit, tokens: u64, now: Timestamp) {
-        let Limit::TokenBucket(limit) = limit;
-        let (bucket, verdict) = limit.at_level(tokens, now);
+    /// Sets what is left of one limit.
+    pub fn set_level(&self, key: &Key, limit: &Limit, left: u64, now: Timestamp) {
+        let reset_ms = limit.at_level(left, now).reset_ms;
         let mut shard = lock(&self.shards[self.home(key)]);
-        let evicted = shard.put(key, limit, bucket, verdict.reset_ms, now, self.per_shard);
+        let evicted = shard.put(key, limit, limit.with_left(left, now), reset_ms, now, self.per_shard);
         self.evicted.fetch_add(u64::from(evicted), Ordering::Relaxed);
     }
 
@@ -172,10 +172,10 @@ impl Locked<'_> {
 
 impl Shard {
     /// What is remembered; an expired bucket is forgotten on sight, as on Redis.
-    fn recall(&mut self, key: &Key, now: Timestamp) -> Option<Bucket> {
+    fn recall(&mut self, key: &Key, now: Timestamp) -> Option<&State> {
         let (index, _, entry) = self.buckets.get_full(key)?;
         if now < entry.expires_at {
-            return Some(entry.bucket);
+            return self.buckets.get_index(index).map(|(_, entry)| &entry.state);
         }
         self.buckets.swap_remove_index(index);
         None
@@ -185,16 +185,16 @@ impl Shard {
     fn put(
         &mut self,
         key: &Key,
-        limit: &TokenBucket,
-        bucket: Bucket,
+        limit: &Limit,
+        state: State,
         reset_ms: u64,
         now: Timestamp,
         most: usize,
     ) -> bool {
         let entry = Entry {
-            bucket,
+            state,
             full_at: now.plus_micros(reset_ms.saturating_mul(1_000)),
-            expires_at: now.plus_micros(limit.ttl_ms().saturating_mul(1_000)),
+            expires_at: now.plus_micros(limit.ttl_ms(reset_ms).saturating_mul(1_000)),
         };
         if let Some(known) = self.buckets.get_mut(key) {
             *known = entry;
@@ -217,11 +217,11 @@ impl Shard {
 
     /// A refusal writes nothing, unless the bucket would be forgotten before it is full again (a
     /// slower rule since): see `lua/acquire.lua`.
-    fn keep(&mut self, key: &Key, limit: &TokenBucket, reset_ms: u64, now: Timestamp) {
+    fn keep(&mut self, key: &Key, limit: &Limit, reset_ms: u64, now: Timestamp) {
         let Some(entry) = self.buckets.get_mut(key) else { return };
         entry.full_at = now.plus_micros(reset_ms.saturating_mul(1_000));
         if entry.expires_at < entry.full_at {
-            entry.expires_at = now.plus_micros(limit.ttl_ms().saturating_mul(1_000));
+            entry.expires_at = now.plus_micros(limit.ttl_ms(reset_ms).saturating_mul(1_000));
         }
     }
 
@@ -241,24 +241,43 @@ impl Shard {
     }
 }
 
-/// What becomes of `bucket` and of what `check` was told, once it is known whether all of the request's
-/// checks fit.
-fn spend(
-    limit: &TokenBucket,
-    check: &Check,
-    bucket: Bucket,
-    told: Verdict,
-    admitted: bool,
-    now: Timestamp,
-) -> (Bucket, Verdict) {
-    match check.demand {
-        Demand::Take if admitted => limit.take(bucket, check.cost, now),
-        Demand::Shadow if told.is_allowed() => limit.take(bucket, check.cost, now),
-        Demand::Debit if admitted && bucket.is_countable() => limit.debit(bucket, check.cost, now),
-        Demand::Lease => limit.lease(bucket, check.cost, now),
-        Demand::Return => limit.give_back(bucket, check.cost, now),
-        Demand::Take | Demand::Shadow | Demand::Debit => (bucket, told),
+/// What becomes of `state` and of what `check` was told, once it is known whether all of the request's checks
+/// fit; and whether anything has changed.
+fn spend(check: &Check, state: &mut State, told: Verdict, admitted: bool, now: Timestamp) -> (bool, Verdict) {
+    let limit = &check.limit;
+    match (check.demand, limit, &mut *state) {
+        (Demand::Take, ..) if admitted && check.cost > 0 => limit.add(state, check.cost, check.permit, now),
+        (Demand::Shadow, ..) if told.is_allowed() && check.cost > 0 => {
+            limit.add(state, check.cost, check.permit, now);
+        }
+        (Demand::Debit, Limit::TokenBucket(limit), State::Bucket(bucket)) => {
+            let before = *bucket;
+            if admitted && bucket.is_countable() {
+                *bucket = limit.debit(*bucket, check.cost, now).0;
+            }
+            return (*bucket != before, limit.state(*bucket, now));
+        }
+        (Demand::Lease, Limit::TokenBucket(limit), State::Bucket(bucket)) => {
+            let (after, told) = limit.lease(*bucket, check.cost, now);
+            *bucket = after;
+            return (told.outcome != Outcome::Leased(0), told);
+        }
+        // There are no permits for what is over.
+        (Demand::Debit, Limit::Concurrency(_), _) => return (false, told),
+        (Demand::Debit, ..) if admitted && check.cost > 0 => limit.add(state, check.cost, 0, now),
+        (Demand::Return, ..) => {
+            let before = state.clone();
+            limit.give_back(state, check.cost, check.permit, now);
+            return (*state != before, limit.judge(state, 0, now));
+        }
+        (Demand::Renew, Limit::Concurrency(limit), State::Permits(permits)) => {
+            let known = permits.iter().any(|(known, _)| *known == check.permit);
+            limit.renew(permits, check.permit, now);
+            return (known, limit.judge(permits, 0, now));
+        }
+        _ => return (false, told),
     }
+    (true, limit.judge(state, 0, now))
 }
 
 /// A panic while a shard was locked cannot leave a bucket half written, so the lock is taken anyway.

@@ -19,7 +19,9 @@ struct Seen {
 }
 
 impl Upstream {
-    /// One that answers 200 `hello`. A path that begins with `/slow` takes 600 ms.
+    /// One that answers 200 `hello`. A path that begins with `/slow` takes 600 ms; `/status/401` answers so;
+    /// `/price/7` tells that as its `X-RateLimit-Cost`; `/drip` sends its answer over a minute; an upgrade to
+    /// WebSocket stays open until the other side closes.
     pub fn start() -> Self {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -76,9 +78,31 @@ fn serve(stream: &TcpStream, seen: &Seen) -> Option<()> {
         if slow {
             thread::sleep(Duration::from_millis(600));
         }
+        if lower.contains("upgrade: websocket") {
+            let accept =
+                "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n";
+            (&*stream).write_all(accept.as_bytes()).ok()?;
+            // Whatever comes is sent back.
+            return std::io::copy(&mut reader, &mut &*stream).ok().map(drop);
+        }
+        let target = lower.split_whitespace().nth(1)?.to_owned();
+        if target.starts_with("/drip") {
+            (&*stream).write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 600\r\n\r\n").ok()?;
+            for _ in 0..600 {
+                (&*stream).write_all(b".").ok()?;
+                thread::sleep(Duration::from_millis(100));
+            }
+            continue;
+        }
+        let part = |prefix: &str| {
+            target.strip_prefix(prefix).map(|rest| rest.split('?').next().unwrap_or_default().to_owned())
+        };
+        let status = part("/status/").unwrap_or_else(|| "200".into());
+        let price = part("/price/").map(|price| format!("X-RateLimit-Cost: {price}\r\n")).unwrap_or_default();
         let body = if is_head { "" } else { "hello" };
         // In one write: several small ones would wait for each other's acknowledgement, 40 ms each.
-        let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Upstream: yes\r\n\r\n{body}");
+        let answer =
+            format!("HTTP/1.1 {status} Told\r\nContent-Length: 5\r\nX-Upstream: yes\r\n{price}\r\n{body}");
         (&*stream).write_all(answer.as_bytes()).ok()?;
     }
 }

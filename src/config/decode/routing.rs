@@ -6,7 +6,7 @@ use super::ON_STORE_FAILURE;
 use crate::config::fault::Placed;
 use crate::config::fields::{Reading, join, placed};
 use crate::config::yaml::{Kind, Node};
-use crate::config::{Route, Upstream};
+use crate::config::{Priced, Route, Upstream};
 
 pub(super) fn upstreams_of(node: &Node<'_>, r: &mut Reading<'_>) -> Vec<Upstream> {
     let mut upstreams = Vec::new();
@@ -73,31 +73,78 @@ fn route_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Route> 
     let matches = matches.and_then(|node| match_of(node, &join(field, "match"), r));
     let upstream = r.required(item, &join(field, "upstream"), upstream);
     let upstream = upstream.and_then(|node| Some(placed(node, r.name(node, &join(field, "upstream"))?)));
-    let cost = cost.and_then(|node| Some(placed(node, r.whole(node, &join(field, "cost"))?)));
+    let cost = cost.and_then(|node| cost_of(node, &join(field, "cost"), r));
+    let (cost, priced) = match cost {
+        Some((cost, priced)) => (Some(cost), priced),
+        None => (None, None),
+    };
     let tenant_rule = tenant_rule
         .and_then(|node| r.one_of(node, &join(field, "tenant_rule"), &[("on", true), ("off", false)]))
         .unwrap_or(true);
+    let mut named: Vec<Placed<Box<str>>> = Vec::new();
     for (index, node) in
         rules.map(|node| r.list(node, &join(field, "rules"))).unwrap_or_default().iter().enumerate()
     {
         let field = format!("{field}.rules[{index}]");
-        if let Some(name) = r.name(node, &field) {
-            r.fault(node.place, &field, format!("there is no rule named `{name}` in rules.named"));
+        let Some(name) = r.name(node, &field) else { continue };
+        if named.iter().any(|known| known.value == name) {
+            r.fault(node.place, &field, format!("`{name}` is there already: it would be counted twice"));
         }
+        named.push(placed(node, name));
     }
     let on_store_failure =
         on_store_failure.and_then(|node| r.one_of(node, &join(field, "on_store_failure"), &ON_STORE_FAILURE));
     let (host, path, methods) = matches?;
     Some(Route {
         cost: cost.unwrap_or(Placed { value: 1, place: item.place }),
+        priced,
         id: id?,
         host,
         path,
         methods,
         upstream: upstream?,
         tenant_rule,
+        rules: named,
         on_store_failure,
     })
+}
+
+/// A number, or where the cost is told.
+fn cost_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<(Placed<u64>, Option<Priced>)> {
+    if !matches!(node.kind, Kind::Mapping(_)) {
+        return Some((placed(node, r.whole(node, field)?), None));
+    }
+    let [fixed, header, query, max, trusted, response_header] =
+        r.fields(node, field, ["fixed", "header", "query", "max", "trusted", "response_header"]);
+    let number = |node: Option<&Node<'_>>, name: &str, r: &mut Reading<'_>| {
+        node.and_then(|node| Some(placed(node, r.whole(node, &join(field, name))?)))
+    };
+    let cost = number(fixed, "fixed", r).unwrap_or(placed(node, 1));
+    let most = number(max, "max", r);
+    if let Some(most) = most.filter(|most| most.value < cost.value.max(1)) {
+        let message = format!("expected at least the fixed cost {}, got {}", cost.value, most.value);
+        r.fault(most.place, &join(field, "max"), message);
+    }
+    let words = [("true", true), ("false", false)];
+    let trusted = trusted.and_then(|node| r.one_of(node, &join(field, "trusted"), &words)).unwrap_or(false);
+    let header = header.and_then(|node| header_of(node, &join(field, "header"), r));
+    let response_header =
+        response_header.and_then(|node| header_of(node, &join(field, "response_header"), r));
+    let query = query.and_then(|node| r.name(node, &join(field, "query")));
+    if most.is_none() && (header.is_some() || query.is_some() || response_header.is_some()) {
+        r.fault(node.place, &join(field, "max"), "is missing: what is told must have a bound");
+    }
+    let max = most.map_or(cost.value, |most| most.value);
+    Some((cost, Some(Priced { header, query, max, trusted, response_header })))
+}
+
+fn header_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<http::HeaderName> {
+    let name = r.name(node, field)?;
+    let header = http::HeaderName::from_bytes(name.as_bytes()).ok();
+    if header.is_none() {
+        r.fault(node.place, field, format!("expected a header name, got {}", node.describe()));
+    }
+    header
 }
 
 fn route_id(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Placed<Box<str>>> {

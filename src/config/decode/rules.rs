@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::ON_STORE_FAILURE;
+use super::named::named_of;
+use super::network;
 use crate::config::fault::Placed;
 use crate::config::fields::{Reading, join, placed};
 use crate::config::yaml::{Kind, Node, Text};
-use crate::config::{Database, Mode, OnStoreFailure, Row, Rules, Secret, Terms};
-use crate::limit::Limit;
+use crate::config::{Database, Exempt, Mode, OnStoreFailure, Row, Rules, Secret, Terms};
 use crate::limit::rate::Rate;
 use crate::limit::token_bucket::{TokenBucket, TokenBucketError};
 
-const MODES: [(&str, Mode); 3] = [("enforce", Mode::Enforce), ("shadow", Mode::Shadow), ("off", Mode::Off)];
+pub(super) const MODES: [(&str, Mode); 3] =
+    [("enforce", Mode::Enforce), ("shadow", Mode::Shadow), ("off", Mode::Off)];
 
 /// The rules; `rows` have been read on the way.
 pub(super) fn rules_of(
@@ -26,11 +28,16 @@ pub(super) fn rules_of(
         default: Placed { value: built_in_default(), place: root.place },
         on_store_failure: OnStoreFailure::Local,
         rows,
+        exempt: Exempt::default(),
+        named: Vec::new(),
         database: None,
     };
     let Some(node) = node else { return rules };
-    let [default, on_store_failure, kept, named, database] =
-        r.fields(node, "rules", ["default", "on_store_failure", "rows", "named", "database"]);
+    let [default, on_store_failure, kept, exempt, named, database] =
+        r.fields(node, "rules", ["default", "on_store_failure", "rows", "exempt", "named", "database"]);
+    if let Some(node) = exempt {
+        rules.exempt = exempt_of(node, r);
+    }
     if let Some(node) = default {
         let [capacity, rate] = r.fields(node, "rules.default", ["capacity", "refill_per_second"]);
         if let Some(limit) = limit_of(node, capacity, rate, "rules.default", r) {
@@ -42,14 +49,7 @@ pub(super) fn rules_of(
     {
         rules.on_store_failure = word;
     }
-    for (index, item) in named.map(|node| r.list(node, "rules.named")).unwrap_or_default().iter().enumerate()
-    {
-        r.fault(
-            item.place,
-            &format!("rules.named[{index}]"),
-            "named rules are not available in this version",
-        );
-    }
+    rules.named = named.map(|node| named_of(node, r)).unwrap_or_default();
     if let Some(node) = database {
         rules.database = database_of(node, r);
     }
@@ -61,11 +61,41 @@ pub(super) fn rules_of(
 }
 
 /// DESIGN's default: capacity 20, refill 10 per second.
-pub(in crate::config) fn built_in_default() -> Limit {
+pub(in crate::config) fn built_in_default() -> TokenBucket {
     match Rate::per_second(10).map(|rate| TokenBucket::new(20, rate)) {
-        Ok(Ok(bucket)) => Limit::TokenBucket(bucket),
+        Ok(Ok(bucket)) => bucket,
         _ => unreachable!("20 tokens at 10 per second make a bucket"),
     }
+}
+
+fn exempt_of(node: &Node<'_>, r: &mut Reading<'_>) -> Exempt {
+    let [networks, tenants, paths, preflight] =
+        r.fields(node, "rules.exempt", ["networks", "tenants", "paths", "preflight"]);
+    let mut exempt = Exempt::default();
+    let field = "rules.exempt.networks";
+    for (index, item) in networks.map(|node| r.list(node, field)).unwrap_or_default().iter().enumerate() {
+        exempt.networks.extend(network(item, &format!("{field}[{index}]"), r));
+    }
+    let field = "rules.exempt.tenants";
+    for (index, item) in tenants.map(|node| r.list(node, field)).unwrap_or_default().iter().enumerate() {
+        exempt.tenants.extend(r.name(item, &format!("{field}[{index}]")));
+    }
+    let field = "rules.exempt.paths";
+    for (index, item) in paths.map(|node| r.list(node, field)).unwrap_or_default().iter().enumerate() {
+        let field = format!("{field}[{index}]");
+        match r.name(item, &field) {
+            Some(path) if path.starts_with('/') && !path.contains(['*', '{']) => exempt.paths.push(path),
+            Some(_) => {
+                let message = format!("expected a whole path such as /healthz, got {}", item.describe());
+                r.fault(item.place, &field, message);
+            }
+            None => {}
+        }
+    }
+    let words = [("true", true), ("false", false)];
+    exempt.preflight =
+        preflight.and_then(|node| r.one_of(node, "rules.exempt.preflight", &words)).unwrap_or(false);
+    exempt
 }
 
 fn database_of(node: &Node<'_>, r: &mut Reading<'_>) -> Option<Database> {
@@ -244,7 +274,7 @@ fn shards_of(node: &Node<'_>, capacity: u64, has_candidate: bool, r: &mut Readin
     1
 }
 
-fn percent_of(node: &Node<'_>, r: &mut Reading<'_>) -> u8 {
+pub(super) fn percent_of(node: &Node<'_>, r: &mut Reading<'_>) -> u8 {
     let percent = r.whole(node, "enforce_percent");
     match percent.map(u8::try_from) {
         Some(Ok(percent @ 0..=100)) => return percent,
@@ -257,20 +287,20 @@ fn percent_of(node: &Node<'_>, r: &mut Reading<'_>) -> u8 {
     100
 }
 
-fn limit_of(
+pub(super) fn limit_of(
     parent: &Node<'_>,
     capacity: Option<&Node<'_>>,
     rate: Option<&Node<'_>>,
     field: &str,
     r: &mut Reading<'_>,
-) -> Option<Placed<Limit>> {
+) -> Option<Placed<TokenBucket>> {
     let capacity_node = r.required(parent, &join(field, "capacity"), capacity);
     let rate_node = r.required(parent, &join(field, "refill_per_second"), rate);
     let capacity = capacity_node.and_then(|node| r.whole(node, &join(field, "capacity")));
     let rate = rate_node.and_then(|node| r.parsed::<Rate>(node, &join(field, "refill_per_second")));
     let (capacity_node, rate_node) = (capacity_node?, rate_node?);
     match TokenBucket::new(capacity?, rate?) {
-        Ok(bucket) => Some(placed(capacity_node, Limit::TokenBucket(bucket))),
+        Ok(bucket) => Some(placed(capacity_node, bucket)),
         Err(error @ TokenBucketError::RateTooFine) => {
             r.fault(rate_node.place, &join(field, "refill_per_second"), error.to_string());
             None

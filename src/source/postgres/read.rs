@@ -10,7 +10,6 @@ use crate::book::{BookRow, Change, Holder, KeyRecord, RowId, TenantRecord};
 use crate::clock::Timestamp;
 use crate::config::{Mode, OnStoreFailure, Terms};
 use crate::key::hex;
-use crate::limit::Limit;
 use crate::limit::rate::Rate;
 use crate::limit::token_bucket::TokenBucket;
 
@@ -184,7 +183,7 @@ fn limit<'r>(
     column: &impl Fn(usize) -> Option<&'r str>,
     [capacity, tokens, seconds]: [usize; 3],
     prefix: &str,
-) -> Result<Limit, String> {
+) -> Result<TokenBucket, String> {
     let whole = |index: usize, name: &str| -> Result<i64, String> {
         let number = column(index).and_then(|text| text.parse().ok()).filter(|number| *number > 0);
         number.ok_or_else(|| {
@@ -196,7 +195,7 @@ fn limit<'r>(
         .map_err(|error| format!("{prefix}refill_per_second: {error}"))?;
     let bucket =
         TokenBucket::new(capacity, rate).map_err(|error| format!("{prefix}capacity or rate: {error}"))?;
-    Ok(Limit::TokenBucket(bucket))
+    Ok(bucket)
 }
 
 fn shown(value: Option<&str>) -> String {
@@ -228,7 +227,7 @@ pub(in crate::source) fn columns(change: &Change) -> Option<(Table, RawRow)> {
                 Holder::Tenant(name) | Holder::Plan(name) => name,
                 Holder::Anyone => "*",
             };
-            let Limit::TokenBucket(limit) = &terms.limit;
+            let limit = &terms.limit;
             let (tokens, seconds) = limit.rate().per_seconds()?;
             let mut columns = vec![
                 Some(id.to_string()),
@@ -247,7 +246,7 @@ pub(in crate::source) fn columns(change: &Change) -> Option<(Table, RawRow)> {
                 terms.valid_until.map(|moment| moment.as_micros().to_string()),
                 Some(terms.shards.to_string()),
             ];
-            if let Some(Limit::TokenBucket(candidate)) = &terms.candidate {
+            if let Some(candidate) = &terms.candidate {
                 let (tokens, seconds) = candidate.rate().per_seconds()?;
                 columns[9] = Some(candidate.capacity().to_string());
                 columns[10] = Some(tokens.to_string());

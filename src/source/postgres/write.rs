@@ -11,7 +11,7 @@ use super::read::{self, Table};
 use super::{DatabaseError, pool, quoted};
 use crate::book::{Change, Holder};
 use crate::config::{Row, Secret};
-use crate::limit::Limit;
+use crate::limit::token_bucket::TokenBucket;
 
 /// Rows in one INSERT.
 const ROWS_PER_INSERT: usize = 1_000;
@@ -312,7 +312,7 @@ fn insert(table: Table, rows: &[&Row], only_new: bool) -> Result<String, Databas
 fn values(row: &Row) -> Result<String, DatabaseError> {
     let terms = &row.terms.value;
     let address = address_of(row);
-    let numbers = |Limit::TokenBucket(limit): &Limit| {
+    let numbers = |limit: &TokenBucket| {
         let (tokens, seconds) = limit.rate().per_seconds().ok_or_else(|| {
             DatabaseError::Invalid(format!(
                 "the rate of {} cannot be written in whole seconds",

@@ -6,6 +6,7 @@ use super::*;
 use crate::clock::ManualClock;
 use crate::config::OnStoreFailure;
 use crate::key::{Hasher, Part};
+use crate::limit::token_bucket::TokenBucket;
 use crate::rule::{Demand, RuleId};
 
 const START: Timestamp = Timestamp::from_micros(1_764_000_000_000_000);
@@ -17,6 +18,7 @@ fn check(name: &str, capacity: u64, rate: &str) -> Check {
         key: Key::tenant_route("rl", &Part::known(name.as_bytes(), &hasher), &Part::known(b"r", &hasher)),
         limit: Limit::TokenBucket(TokenBucket::new(capacity, rate.parse().unwrap()).unwrap()),
         shards: 1,
+        permit: 0,
         cost: 1,
         demand: Demand::Take,
         on_store_failure: OnStoreFailure::Local,

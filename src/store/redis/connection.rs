@@ -35,6 +35,8 @@ impl Connection {
                 .set_connection_timeout(Some(CONNECT_WITHIN))
                 .set_response_timeout(None);
             let mut connection = client.get_multiplexed_async_connection_with_config(&config).await?;
+            // Of who has no password Redis takes no script of this length: it ends the connection without a word.
+            redis::cmd("PING").exec_async(&mut connection).await?;
             let sha = load(&mut connection).await?;
             warn_of_eviction(&mut connection).await;
             Ok(Self { connection, sha })

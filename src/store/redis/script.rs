@@ -3,7 +3,8 @@
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
 
-use crate::limit::{Limit, Outcome, Verdict};
+use crate::limit::sliding_log::MOST_ENTRIES;
+use crate::limit::{Limit, MAX_EXACT, Outcome, Verdict};
 use crate::rule::{Check, Checks, Demand, Verdicts};
 use crate::store::StoreFault;
 
@@ -11,6 +12,14 @@ use crate::store::StoreFault;
 pub const SOURCE: &str = concat!(
     include_str!("../../../lua/clock.lua"),
     include_str!("../../../lua/token_bucket.lua"),
+    // Only made when a flight needs them: most are of token buckets alone.
+    "local function other_algorithms()\n",
+    include_str!("../../../lua/fixed_window.lua"),
+    include_str!("../../../lua/quota.lua"),
+    include_str!("../../../lua/sliding_window.lua"),
+    include_str!("../../../lua/sliding_log.lua"),
+    include_str!("../../../lua/concurrency.lua"),
+    "return ALGORITHMS\nend\n",
     include_str!("../../../lua/acquire.lua"),
 );
 
@@ -54,20 +63,22 @@ impl Flight {
             .flatten()
             .map(|check| position(&mut questions, Question::of(check)))
             .collect();
-        let arguments = 4 + self.checks * 2 + questions.len() * 7;
+        let arguments = 4 + self.checks * 2 + questions.len() * 8;
         let mut command = Cmd::with_capacity(arguments, 64 + self.checks * 64 + questions.len() * 64);
         command.arg("EVALSHA").arg(sha).arg(self.checks);
         for check in self.requests.iter().flatten() {
             command.arg(check.key.as_str());
         }
         command.arg(questions.len());
-        for Question { cost, limit, ttl_ms, demand } in &questions {
-            command.arg(*cost).arg(limit).arg(*ttl_ms).arg(match demand {
+        for Question { algorithm, cost, limit, ttl_ms, demand } in &questions {
+            command.arg(*algorithm).arg(*cost).arg(limit).arg(*ttl_ms).arg(match demand {
                 Demand::Take => "take",
                 Demand::Debit => "debit",
                 Demand::Shadow => "shadow",
                 Demand::Lease => "lease",
                 Demand::Return => "return",
+                Demand::Peek => "peek",
+                Demand::Renew => "renew",
             });
         }
         let mut positions = positions.into_iter();
@@ -103,7 +114,8 @@ impl Flight {
 /// What a check asks for, but for its key; as the script takes it.
 #[derive(PartialEq)]
 struct Question {
-    /// In units.
+    algorithm: &'static str,
+    /// In units, where the limit has some.
     cost: u64,
     limit: [u64; 4],
     ttl_ms: u64,
@@ -112,16 +124,22 @@ struct Question {
 
 impl Question {
     fn of(check: &Check) -> Self {
-        let Limit::TokenBucket(limit) = &check.limit;
-        Self {
-            cost: match check.demand {
-                Demand::Debit | Demand::Return => limit.spent_units(check.cost),
-                Demand::Take | Demand::Shadow | Demand::Lease => limit.units(check.cost),
-            },
-            limit: limit.script_numbers(),
-            ttl_ms: limit.ttl_ms(),
-            demand: check.demand,
-        }
+        let limit = match &check.limit {
+            Limit::TokenBucket(limit) => limit.script_numbers(),
+            Limit::FixedWindow(window) => [window.limit, window.window, 0, 0],
+            Limit::SlidingWindow(window) => [window.limit, window.window, 0, 0],
+            Limit::SlidingLog(log) => [log.limit, log.window, MOST_ENTRIES, 0],
+            Limit::Quota(quota) => [quota.limit, quota.edges[0], quota.edges[1], quota.edges[2]],
+            Limit::Concurrency(permits) => [permits.limit, permits.hold, check.permit, 0],
+        };
+        let (cost, ttl_ms) = match (&check.limit, check.demand) {
+            (Limit::TokenBucket(limit), Demand::Debit | Demand::Return) => {
+                (limit.spent_units(check.cost), limit.ttl_ms())
+            }
+            (Limit::TokenBucket(limit), _) => (limit.units(check.cost), limit.ttl_ms()),
+            _ => (check.cost.min(MAX_EXACT), 0),
+        };
+        Self { algorithm: check.limit.algorithm(), cost, limit, ttl_ms, demand: check.demand }
     }
 }
 

@@ -1,0 +1,45 @@
+-- The sliding log: no window of that length ever holds more than the limit. Its twin is src/limit/sliding_log.rs.
+--
+-- A sorted set, one member for each unit of cost, by its time in microseconds: two of one moment are two members.
+-- question: limit, a = length of the window, b = the most members that are kept
+
+ALGORITHMS.sliding_log = {
+  look = function(key, question)
+    local after = format('(%.0f', now - question.a)
+    local used = pcall('ZCOUNT', key, after, '+inf')
+    if type(used) == 'table' then return nil, used.err end
+    return { count = used, after = after }
+  end,
+
+  judge = function(state, question, key)
+    local leaves = function(first)
+      local entry = call('ZRANGEBYSCORE', key, state.after, '+inf', 'WITHSCORES', 'LIMIT', first, 1)
+      return entry[2] and to_ms(entry[2] + question.a - now) or 0
+    end
+    local limit, cost, used = question.limit, question.cost, state.count
+    state.left = used < limit and limit - used or 0
+    state.reset = used > 0 and leaves(used - 1) or 0
+    if cost > limit then return 2, 0 end
+    -- So many must leave, the oldest first.
+    if cost > state.left then return 0, leaves(used + cost - limit - 1) end
+    return 1, 0
+  end,
+
+  add = function(key, state, amount, question)
+    local fault = pcall('ZREMRANGEBYSCORE', key, '-inf', format('%.0f', now - question.a))
+    if type(fault) == 'table' and fault.err then return fault end
+    if amount < 0 then
+      fault = pcall('ZREMRANGEBYRANK', key, amount, -1)
+      state.count = math.max(0, state.count + amount)
+    else
+      local same = call('ZCOUNT', key, now_text, now_text)
+      amount = math.min(amount, math.max(0, question.b - state.count))
+      for i = 1, amount do
+        fault = pcall('ZADD', key, now_text, format('%s-%05d', now_text, same + i))
+        if type(fault) == 'table' and fault.err then return fault end
+      end
+      state.count = state.count + amount
+    end
+    return fault
+  end,
+}
