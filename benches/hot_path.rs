@@ -61,7 +61,7 @@ fn snapshot(tenants: usize) -> Snapshot {
 fn checks(snapshot: &Snapshot, tenant: &str) -> Checks {
     let headers = http::HeaderMap::new();
     let asked = Asked { headers: &headers, path: "/", client: [192, 0, 2, 1].into(), cost: 1 };
-    snapshot.checks(route(), &snapshot.tenant(tenant.as_bytes()), &asked, NOW)
+    snapshot.checks(route(), &snapshot.tenant(tenant.as_bytes()), &asked, NOW, &mut |_| {}).unwrap()
 }
 
 fn route() -> RouteId {

@@ -52,6 +52,8 @@ pub struct Config {
     pub rules: Rules,
     /// When a key is hot, and what is taken of it in advance.
     pub hot_keys: HotKeys,
+    /// Whose pages in browsers may read what the gateway itself answers.
+    pub cors: Cors,
     /// Which families of rate limit headers responses carry.
     pub headers: Headers,
     /// What is logged.
@@ -278,6 +280,8 @@ pub struct NamedRule {
     pub name: Placed<Arc<str>>,
     /// What its buckets are told apart by: all of these together.
     pub key: Vec<KeySource>,
+    /// What becomes of a request without one of these values.
+    pub missing: MissingValue,
     /// The limit.
     pub limit: Placed<Limit>,
     /// Whether it refuses.
@@ -292,6 +296,18 @@ pub struct NamedRule {
     pub hidden: bool,
     /// Only responses with these statuses count, if any are given: checked before, charged after.
     pub statuses: Vec<u16>,
+}
+
+/// What becomes of a request without a header or cookie that a rule is keyed by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MissingValue {
+    /// It shares one bucket with all others that leave it away.
+    #[default]
+    Share,
+    /// The rule does not hold it.
+    Skip,
+    /// It is answered 400.
+    Reject,
 }
 
 /// What the buckets of a rule are told apart by.
@@ -434,6 +450,13 @@ pub enum OnStoreFailure {
     Allow,
     /// Nothing passes: 503.
     Deny,
+}
+
+/// Whose pages in browsers may read what the gateway itself answers. What upstreams answer is theirs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cors {
+    /// Origins such as `https://app.example.com`; `*` is any.
+    pub origins: Vec<Box<str>>,
 }
 
 /// When a key is hot, and what is taken of it in advance.

@@ -68,6 +68,8 @@ pub struct Metrics {
     pub rules: RulesMetrics,
     /// Requests between their head and their end.
     pub in_flight: IntGauge,
+    /// Requests without a value that a rule is keyed by.
+    pub missing_values: IntCounterVec,
     /// Permits of concurrency limits that requests hold.
     pub permits_held: IntGauge,
     /// Buckets in the memory of this process.
@@ -263,6 +265,12 @@ impl Metrics {
             revision: gauge(&r, "config_revision", "The revision of the configuration that is served.")?,
             rules: RulesMetrics::new(&r)?,
             in_flight: gauge(&r, "requests_in_flight", "Requests between their head and their end.")?,
+            missing_values: counters(
+                &r,
+                "rule_key_missing_total",
+                "Requests without a header or cookie that a rule is keyed by.",
+                &["rule"],
+            )?,
             permits_held: gauge(&r, "permits_held", "Permits of concurrency limits that requests hold.")?,
             memory_buckets: gauge(&r, "memory_buckets", "Buckets held in the memory of this process.")?,
             memory_evictions: gauge(

@@ -33,7 +33,7 @@ use crate::metrics::Metrics;
 use crate::permits::{Guard, Place};
 use crate::route::RouteId;
 use crate::route::path::PathError;
-use crate::rule::Checks;
+use crate::rule::{Checks, RuleId};
 use crate::snapshot::Snapshot;
 
 /// How long a connection may wait for its next request.
@@ -71,7 +71,9 @@ impl Gateway {
 
     /// Decides, or says what to answer at once.
     async fn admit(&self, session: &mut Session, ctx: &mut Context) -> Option<Answer> {
-        let (route, mut checks) = match read(session, &ctx.live.snapshot, ctx.started) {
+        let mut note_missing =
+            |rule: &RuleId| self.metrics.missing_values.with_label_values(&[rule.name()]).inc();
+        let (route, mut checks) = match read(session, &ctx.live.snapshot, ctx.started, &mut note_missing) {
             Ok(read) => read,
             Err(rejection) => {
                 self.metrics.rejected.with_label_values(&[rejection.reason()]).inc();
@@ -111,6 +113,8 @@ impl Gateway {
     async fn answer(&self, session: &mut Session, answer: &Answer, ctx: &Context) -> pingora::Result<()> {
         let (mut response, body) = answer.render(session.req_header())?;
         decorate(session, &mut response, ctx)?;
+        // What an upstream answers says this itself.
+        headers::allow_origin(&mut response, &ctx.live.cors, &session.req_header().headers)?;
         answer::send(session, response, body).await
     }
 }
@@ -250,9 +254,14 @@ fn decorate(session: &mut Session, response: &mut ResponseHeader, ctx: &Context)
 }
 
 /// The route and the checks of a request, whose path is in normal form from here on.
-fn read(session: &mut Session, snapshot: &Snapshot, now: Timestamp) -> Result<(RouteId, Checks), Rejection> {
+fn read(
+    session: &mut Session,
+    snapshot: &Snapshot,
+    now: Timestamp,
+    note_missing: &mut dyn FnMut(&RuleId),
+) -> Result<(RouteId, Checks), Rejection> {
     let facts = Facts::read(session, snapshot)?;
-    let (route, checks) = (facts.route, facts.checks(session.req_header(), snapshot, now));
+    let (route, checks) = (facts.route, facts.checks(session.req_header(), snapshot, now, note_missing)?);
     if let Some(path) = facts.rewritten_path() {
         rewrite(session.req_header_mut(), &path)?;
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rpds::HashTrieMapSync as Map;
 use smallvec::smallvec;
 
-pub use self::named::Asked;
+pub use self::named::{Asked, Missing};
 use self::named::{Hands, Named};
 use self::rules::{Entry, Origin, Rules, Tenant};
 use crate::book::{Book, BookRow, Change, Holder, RowId};
@@ -230,20 +230,34 @@ impl Snapshot {
 
     /// The checks of a request of `subject` on `route` at `now`: the tenant's own rule, what is tried beside it, and
     /// the named rules of the route.
-    pub fn checks(&self, route: RouteId, subject: &Subject<'_>, asked: &Asked<'_>, now: Timestamp) -> Checks {
+    ///
+    /// # Errors
+    /// When a rule rejects requests without a value that it is keyed by; `note_missing` is told of every rule that
+    /// has found none.
+    pub fn checks(
+        &self,
+        route: RouteId,
+        subject: &Subject<'_>,
+        asked: &Asked<'_>,
+        now: Timestamp,
+        note_missing: &mut dyn FnMut(&RuleId),
+    ) -> Result<Checks, Missing> {
         let mut checks = self.tenant_checks(route, subject, asked.cost, now);
         let named = self.named.get(route.index()).map(Vec::as_slice).unwrap_or_default();
         if !named.is_empty() {
-            let hands = Hands {
+            let mut hands = Hands {
                 prefix: &self.key_prefix,
                 hasher: &self.hasher,
                 client_address: &self.client_address,
                 tenant: self.tenant_part(subject),
                 route: self.routes.get(route).part.clone(),
+                note_missing,
             };
-            checks.extend(named.iter().filter_map(|rule| rule.check(&hands, subject, asked, now)));
+            for rule in named {
+                checks.extend(rule.check(&mut hands, subject, asked, now)?);
+            }
         }
-        checks
+        Ok(checks)
     }
 
     /// Whether a request is exempt from all rules, whoever it says it is.

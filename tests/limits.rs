@@ -359,7 +359,6 @@ fn combined_keys_are_apart() {
         ("1", "X-A: a\r\nX-A: b\r\n"),
         ("1", "X-A: a, b\r\n"),
         ("1", ""),
-        ("1", "X-A: \r\n"),
         ("2", ""),
         ("1", "Cookie: a=1; b=SENTINEL; c=2\r\n"),
         ("1", "X-A: {}\r\n"),
@@ -391,4 +390,69 @@ fn the_examples_of_the_guide() {
         examples += 1;
     }
     assert!(examples >= 5, "{examples}");
+}
+
+/// B111: what becomes of a request without the header is each rule's own word, and counted; never its address.
+#[test]
+fn a_request_without_the_value_of_a_key() {
+    let upstream = Upstream::start();
+    for (missing, expect) in [("share", [200, 429]), ("skip", [200, 200]), ("reject", [400, 400])] {
+        let rules = format!(
+            "  named: [{{name: user, key: [\"header:X-User\"], missing: {missing}, limit: {{fixed_window: {{limit: 1, window: 1h}}}}}}]"
+        );
+        let gateway = gateway("memory", &upstream, "tenant_rule: \"off\", rules: [user]", &rules);
+        let mut connection = Connection::open(gateway.port);
+        let mut status = |headers: &str| ask(&mut connection, "/", headers).status;
+        assert_eq!([status(&from("192.0.2.1")), status(&from("192.0.2.2"))], expect, "{missing}");
+        assert_eq!(status("X-User:  \r\n"), expect[1], "{missing}: an empty one is none");
+        assert_eq!(
+            [status("X-User: a\r\n"), status("X-User: b\r\n"), status("X-User: a\r\n")],
+            [200, 200, 429]
+        );
+        assert_eq!(gateway.metric("tollgate_rule_key_missing_total{rule=\"user\"}"), 3);
+    }
+}
+
+/// B137, B139: a preflight of a drained client passes, a flood of OPTIONS does not; and a page may read its refusal.
+#[test]
+fn browsers_are_told() {
+    let upstream = Upstream::start();
+    let gateway = gateway(
+        "memory",
+        &upstream,
+        "",
+        "  default: {capacity: 2, refill_per_second: 1/h}\n  exempt: {preflight: true}\ncors: {origins: [\"https://app.example\"]}",
+    );
+    let mut connection = Connection::open(gateway.port);
+    let mut options = |more: &str| {
+        connection
+            .send(format!("OPTIONS / HTTP/1.1\r\nHost: a\r\nOrigin: https://app.example\r\n{more}\r\n"));
+        connection.response()
+    };
+    let flood: Vec<u16> = (0..1_000).map(|_| options("").status).collect();
+    assert_eq!(flood.iter().filter(|status| **status == 200).count(), 2);
+    assert_eq!(options("Access-Control-Request-Method: GET\r\n").status, 200);
+    let refused = options("");
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.header("access-control-allow-origin"), Some("https://app.example"));
+    assert!(refused.header("access-control-expose-headers").unwrap().contains("Retry-After"));
+    assert_eq!(refused.header("vary"), Some("Origin"));
+    let mut stranger = Connection::open(gateway.port);
+    let answer = ask(&mut stranger, "/", "Origin: https://evil.example\r\n");
+    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (429, None));
+}
+
+/// B141: a refused upgrade is a plain answer, and the connection goes on.
+#[test]
+fn a_refused_upgrade_is_valid_http() {
+    let upstream = Upstream::start();
+    let gateway = gateway("memory", &upstream, "", "  default: {capacity: 1, refill_per_second: 1/h}");
+    let (socket, status) = websocket(&gateway);
+    assert_eq!(status, 101);
+    drop(socket);
+    let (mut refused, status) = websocket(&gateway);
+    assert_eq!(status, 429);
+    refused.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+    let next = refused.response();
+    assert_eq!((next.status, next.header("upgrade")), (429, None));
 }

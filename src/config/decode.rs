@@ -20,8 +20,8 @@ use super::fault::{Fault, Placed};
 use super::fields::{Reading, join, placed};
 use super::yaml::{Kind, Node};
 use super::{
-    Admin, Certificate, ClientAddress, Config, Headers, Identity, Keys, Level, Listener, Log, LogFormat,
-    Missing, OnStoreFailure, Row, Secret,
+    Admin, Certificate, ClientAddress, Config, Cors, Headers, Identity, Keys, Level, Listener, Log,
+    LogFormat, Missing, OnStoreFailure, Row, Secret,
 };
 
 const ON_STORE_FAILURE: [(&str, OnStoreFailure); 3] =
@@ -41,6 +41,7 @@ pub(super) fn config(root: &Node<'_>, rows: Vec<Row>, r: &mut Reading<'_>) -> Co
         routes,
         rules,
         hot_keys,
+        cors,
         headers,
         log,
     ] = r.fields(
@@ -58,6 +59,7 @@ pub(super) fn config(root: &Node<'_>, rows: Vec<Row>, r: &mut Reading<'_>) -> Co
             "routes",
             "rules",
             "hot_keys",
+            "cors",
             "headers",
             "log",
         ],
@@ -82,6 +84,7 @@ pub(super) fn config(root: &Node<'_>, rows: Vec<Row>, r: &mut Reading<'_>) -> Co
         upstreams: upstreams.map(|node| upstreams_of(node, r)).unwrap_or_default(),
         routes: routes_of(root, routes, r),
         rules: rules_of(root, rules, rows, r),
+        cors: cors.map(|node| cors_of(node, r)).unwrap_or_default(),
         headers: headers_of(headers, r),
         log: log_of(log, r),
         hot_keys: hot_keys_of(hot_keys, r),
@@ -263,6 +266,27 @@ pub(super) fn network(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Opti
         r.fault(node.place, field, message);
     }
     network
+}
+
+fn cors_of(node: &Node<'_>, r: &mut Reading<'_>) -> Cors {
+    let [origins] = r.fields(node, "cors", ["origins"]);
+    let mut cors = Cors::default();
+    for (index, item) in
+        origins.map(|node| r.list(node, "cors.origins")).unwrap_or_default().iter().enumerate()
+    {
+        let field = format!("cors.origins[{index}]");
+        let Some(origin) = r.name(item, &field) else { continue };
+        let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
+        let is_origin = host.is_some_and(|host| !host.is_empty() && !host.contains('/'));
+        if &*origin == "*" || is_origin {
+            cors.origins.push(origin);
+        } else {
+            let message =
+                format!("expected an origin such as https://app.example.com, or *, got {}", item.describe());
+            r.fault(item.place, &field, message);
+        }
+    }
+    cors
 }
 
 fn headers_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Headers {

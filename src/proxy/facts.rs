@@ -10,8 +10,8 @@ use super::cost::{self, CostError};
 use super::gate::{self, Rejection};
 use crate::clock::Timestamp;
 use crate::route::{Route, RouteId};
-use crate::rule::Checks;
-use crate::snapshot::{Asked, Snapshot, Subject};
+use crate::rule::{Checks, RuleId};
+use crate::snapshot::{Asked, Missing, Snapshot, Subject};
 
 /// Route and tenant of one request.
 #[derive(Debug)]
@@ -50,11 +50,19 @@ impl<'r> Facts<'r> {
     }
 
     /// The checks that the request is held to.
-    pub fn checks(&self, request: &RequestHeader, snapshot: &Snapshot, now: Timestamp) -> Checks {
-        let Some(subject) = &self.subject else { return Checks::new() };
+    pub fn checks(
+        &self,
+        request: &RequestHeader,
+        snapshot: &Snapshot,
+        now: Timestamp,
+        note_missing: &mut dyn FnMut(&RuleId),
+    ) -> Result<Checks, Rejection> {
+        let Some(subject) = &self.subject else { return Ok(Checks::new()) };
         let asked =
             Asked { headers: &request.headers, path: &self.path, client: self.client, cost: self.cost };
-        snapshot.checks(self.route, subject, &asked, now)
+        snapshot
+            .checks(self.route, subject, &asked, now, note_missing)
+            .map_err(|Missing(what)| Rejection::MissingValue(what))
     }
 
     /// The path to forward, where the one that came is not in normal form.

@@ -37,6 +37,9 @@ pub enum Rejection {
     /// What it says of its cost is no number.
     #[error("{0} does not tell a cost: expected one whole number")]
     Cost(String),
+    /// A rule is keyed by what it does not have.
+    #[error("{0} is missing or empty")]
+    MissingValue(String),
 }
 
 impl Rejection {
@@ -49,6 +52,7 @@ impl Rejection {
             Self::BareLineFeed => "bare_line_feed",
             Self::Path(_) => "path",
             Self::Cost(_) => "cost",
+            Self::MissingValue(_) => "missing_value",
             Self::Identity(IdentityError::Missing(_)) => "no_tenant",
             Self::Identity(IdentityError::Unknown(_)) => "unknown_key",
             Self::Identity(IdentityError::Suspended) => "suspended",

@@ -8,7 +8,7 @@ use http::HeaderValue;
 use pingora::http::ResponseHeader;
 use pingora::prelude::Result;
 
-use crate::config::Headers;
+use crate::config::{Cors, Headers};
 use crate::decision::Decision;
 use crate::limit::Outcome;
 use crate::rule::Checks;
@@ -65,6 +65,23 @@ pub fn write(
             "RateLimit",
             format!("\"{}\";r={};t={}", check.rule.name(), remaining.min(MOST), seconds.min(MOST)),
         )?;
+    }
+    Ok(())
+}
+
+/// What a page in a browser may read of an answer of the gateway.
+const EXPOSED: &str = "Retry-After, X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset, RateLimit-Limit, \
+                       RateLimit-Remaining, RateLimit-Reset, RateLimit, RateLimit-Policy";
+
+/// Lets a page of an allowed origin read an answer of the gateway itself: without this a browser hides a 429.
+pub fn allow_origin(response: &mut ResponseHeader, cors: &Cors, request: &http::HeaderMap) -> Result<()> {
+    let Some(origin) = request.get(http::header::ORIGIN).filter(|_| !cors.origins.is_empty()) else {
+        return Ok(());
+    };
+    response.append_header(http::header::VARY, "Origin")?;
+    if cors.origins.iter().any(|allowed| **allowed == *"*" || allowed.as_bytes() == origin.as_bytes()) {
+        response.insert_header(http::header::ACCESS_CONTROL_ALLOW_ORIGIN, origin.clone())?;
+        response.insert_header(http::header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED)?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::upstream::{Group, ResolveError};
-use crate::config::{Config, Headers};
+use crate::config::{Config, Cors, Headers};
 use crate::metrics::{Metrics, RouteMetrics};
 use crate::route::RouteId;
 use crate::snapshot::Snapshot;
@@ -14,6 +14,8 @@ pub struct Live {
     pub snapshot: Snapshot,
     /// Which headers responses carry.
     pub headers: Headers,
+    /// Whose pages may read what the gateway answers.
+    pub cors: Cors,
     /// The share of requests that the access log tells.
     pub access_sample: f64,
     upstreams: Arc<[Group]>,
@@ -28,6 +30,7 @@ impl Live {
         Ok(Self {
             snapshot,
             headers: config.headers,
+            cors: config.cors.clone(),
             access_sample: config.log.access_sample,
             upstreams,
             counters,
@@ -38,7 +41,8 @@ impl Live {
     #[must_use]
     pub fn with_rules(&self, snapshot: Snapshot) -> Self {
         let (upstreams, counters) = (Arc::clone(&self.upstreams), Arc::clone(&self.counters));
-        Self { snapshot, headers: self.headers, access_sample: self.access_sample, upstreams, counters }
+        let cors = self.cors.clone();
+        Self { snapshot, headers: self.headers, cors, access_sample: self.access_sample, upstreams, counters }
     }
 
     /// The counters of a route.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Subject, is_among};
 use crate::clock::Timestamp;
 use crate::config::fault::Fault;
-use crate::config::{ClientAddress, Config, KeySource, Mode, NamedRule, OnStoreFailure};
+use crate::config::{ClientAddress, Config, KeySource, MissingValue, Mode, NamedRule, OnStoreFailure};
 use crate::key::{Hasher, Key, Part};
 use crate::rule::{Check, Demand, RuleId};
 
@@ -22,6 +22,10 @@ pub struct Asked<'r> {
     /// What it takes.
     pub cost: u64,
 }
+
+/// A rule that rejects requests without a value has found none: what is missing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Missing(pub String);
 
 /// A named rule on one route.
 #[derive(Debug)]
@@ -90,14 +94,22 @@ impl Named {
     /// Its check of a request; `None` if it is off.
     pub(super) fn check(
         &self,
-        hands: &Hands<'_>,
+        hands: &mut Hands<'_>,
         subject: &Subject<'_>,
         asked: &Asked<'_>,
         now: Timestamp,
-    ) -> Option<Check> {
+    ) -> Result<Option<Check>, Missing> {
         let rule = &self.rule;
         if rule.mode == Mode::Off {
-            return None;
+            return Ok(None);
+        }
+        if let Some(name) = rule.key.iter().find_map(|source| missing(source, asked.headers)) {
+            (hands.note_missing)(&self.id);
+            match rule.missing {
+                MissingValue::Share => {}
+                MissingValue::Skip => return Ok(None),
+                MissingValue::Reject => return Err(Missing(name)),
+            }
         }
         let mut segments = self.segments.iter();
         let parts: Vec<Part> = rule
@@ -121,7 +133,7 @@ impl Named {
         let key = Key::named(hands.prefix, &parts, &rule.name.value, limit.algorithm());
         let enforced = rule.mode == Mode::Enforce && is_among(key.as_str().as_bytes(), rule.enforce_percent);
         let cost = rule.cost.map_or(asked.cost, |cost| cost.value);
-        Some(Check {
+        Ok(Some(Check {
             rule: self.id.clone(),
             key,
             limit,
@@ -134,7 +146,7 @@ impl Named {
                 (false, _) => Demand::Shadow,
             },
             on_store_failure: self.on_store_failure,
-        })
+        }))
     }
 
     /// Whether it is the rule of that id.
@@ -160,13 +172,29 @@ pub(super) struct Hands<'s> {
     pub(super) client_address: &'s ClientAddress,
     pub(super) tenant: Part,
     pub(super) route: Part,
+    /// Is told of each rule that a request has no value for.
+    pub(super) note_missing: &'s mut dyn FnMut(&RuleId),
+}
+
+/// What of a key a request does not have: for a header or cookie that is not there or empty, its name.
+fn missing(source: &KeySource, headers: &http::HeaderMap) -> Option<String> {
+    match source {
+        KeySource::Header(name) => {
+            let is_there = headers.get_all(name).iter().any(|line| !line.as_bytes().trim_ascii().is_empty());
+            (!is_there).then(|| format!("the header {name}"))
+        }
+        KeySource::Cookie(name) => {
+            cookie(headers, name).trim_ascii().is_empty().then(|| format!("the cookie {name}"))
+        }
+        _ => None,
+    }
 }
 
 /// All lines of a header, each behind its length, so that two lines are not one with a comma in it. None is the
 /// empty value: whoever leaves the header away shares one bucket with all who do.
 fn joined(headers: &http::HeaderMap, name: &http::HeaderName) -> Vec<u8> {
     let mut all = Vec::new();
-    for line in headers.get_all(name) {
+    for line in headers.get_all(name).iter().filter(|line| !line.as_bytes().trim_ascii().is_empty()) {
         all.extend_from_slice(&(line.len() as u64).to_be_bytes());
         all.extend_from_slice(line.as_bytes());
     }

@@ -34,12 +34,15 @@ fn route(snapshot: &Snapshot, id: &str) -> RouteId {
 }
 
 fn checks_of(snapshot: &Snapshot, id: &str, tenant: &[u8]) -> Checks {
-    snapshot.checks(
-        route(snapshot, id),
-        &snapshot.tenant(tenant),
-        &asked(&http::HeaderMap::new(), snapshot, id),
-        NOW,
-    )
+    snapshot
+        .checks(
+            route(snapshot, id),
+            &snapshot.tenant(tenant),
+            &asked(&http::HeaderMap::new(), snapshot, id),
+            NOW,
+            &mut |_| {},
+        )
+        .unwrap()
 }
 
 #[track_caller]

@@ -8,7 +8,7 @@ use super::rules::{MODES, limit_of, percent_of};
 use crate::config::fault::Placed;
 use crate::config::fields::{Reading, join, placed};
 use crate::config::yaml::{Kind, Node};
-use crate::config::{KeySource, NamedRule};
+use crate::config::{KeySource, MissingValue, NamedRule};
 use crate::limit::concurrency::Concurrency;
 use crate::limit::fixed_window::FixedWindow;
 use crate::limit::quota::{Period, Quota, Zone};
@@ -35,21 +35,23 @@ pub(super) fn named_of(node: &Node<'_>, r: &mut Reading<'_>) -> Vec<NamedRule> {
 }
 
 fn rule_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<NamedRule> {
-    let [name, key, limit, mode, enforce_percent, on_store_failure, cost, hidden, statuses] = r.fields(
-        item,
-        field,
-        [
-            "name",
-            "key",
-            "limit",
-            "mode",
-            "enforce_percent",
-            "on_store_failure",
-            "cost",
-            "hidden",
-            "count_statuses",
-        ],
-    );
+    let [name, key, missing, limit, mode, enforce_percent, on_store_failure, cost, hidden, statuses] = r
+        .fields(
+            item,
+            field,
+            [
+                "name",
+                "key",
+                "missing",
+                "limit",
+                "mode",
+                "enforce_percent",
+                "on_store_failure",
+                "cost",
+                "hidden",
+                "count_statuses",
+            ],
+        );
     let name = r.required(item, &join(field, "name"), name);
     let name = name.and_then(|node| name_of(node, &join(field, "name"), r));
     let key_field = join(field, "key");
@@ -57,6 +59,10 @@ fn rule_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<NamedRul
     let limit_field = join(field, "limit");
     let limit_node = r.required(item, &limit_field, limit);
     let limit = limit_node.and_then(|node| Some(placed(node, any_limit_of(node, &limit_field, r)?)));
+    let words =
+        [("share", MissingValue::Share), ("skip", MissingValue::Skip), ("reject", MissingValue::Reject)];
+    let missing =
+        missing.and_then(|node| r.one_of(node, &join(field, "missing"), &words)).unwrap_or_default();
     let mode = mode.and_then(|node| r.one_of(node, &join(field, "mode"), &MODES)).unwrap_or_default();
     let enforce_percent = enforce_percent.map_or(100, |node| percent_of(node, r));
     let on_store_failure =
@@ -82,6 +88,7 @@ fn rule_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<NamedRul
     Some(NamedRule {
         name: name?,
         key: key?,
+        missing,
         limit: limit?,
         mode,
         enforce_percent,
