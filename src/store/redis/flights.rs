@@ -20,9 +20,12 @@ use crate::metrics::StoreMetrics;
 use crate::rule::{Checks, Verdicts};
 use crate::store::StoreFault;
 
-/// How many deadlines an answer may be late before Redis counts as down, and how many somebody may wait
-/// in a queue that moves.
+/// How many deadlines an answer may be late before Redis counts as down.
 const PATIENCE: u32 = 4;
+
+/// How many deadlines somebody may wait in a queue that moves: a burst of some hundred requests is no fault of the
+/// store, and whoever is told nothing by it would be let in by the fallback.
+const QUEUE_PATIENCE: u32 = 10;
 
 /// How long after that it may be late before the connection is given up.
 const LATE_ANSWER: Duration = Duration::from_secs(1);
@@ -186,7 +189,7 @@ impl Flights {
                 // Its request has ended: taking tokens for it would waste them.
                 continue;
             }
-            if waited >= self.timeout * PATIENCE {
+            if waited >= self.timeout * QUEUE_PATIENCE {
                 fail([waiting.reply], &StoreFault::Waited);
                 continue;
             }
