@@ -6,7 +6,8 @@
 --       A request of several checks begins with their number as -2, -3 ...
 --       Token bucket: cost and capacity in units, then n, d, scale. The others: their limit, and a, b, c as
 --       they say.
---       Demands: `take` the cost, if all that take can; `peek` is refused like it, and takes nothing; `debit`
+--       Demands: `take` the cost, if all that take can; `peek` is refused like it, and takes nothing; `watch`
+--       is told the same, and holds nobody up; `debit`
 --       what was spent already: never refused, and it may leave a bucket below 0, so that what was spent too early
 --       is earned before the next request passes; `shadow` takes for itself, whatever becomes of the others;
 --       `lease` takes whole tokens in advance, as many as there are up to the cost; `return` gives such back, or a
@@ -41,7 +42,7 @@ for i = 1, ARGV[1] do
     cost = cost,
     ttl = ARGV[arg + 6],
     demand = demand,
-    special = demand ~= 'take' and demand ~= 'shadow' and demand ~= 'peek',
+    special = demand ~= 'take' and demand ~= 'shadow' and demand ~= 'peek' and demand ~= 'watch',
     debit = demand == 'debit',
     shadow = demand == 'shadow',
     takes = demand == 'take',
@@ -67,7 +68,7 @@ local function spend(key, question, state, code, retry, admitted)
   local algorithm, fault = question.algorithm, nil
   local amount = 0
   if question.demand == 'return' then
-    amount = state.count > 0 and -question.cost or 0
+    amount = state.count > 0 and not state.is_over and -question.cost or 0
   elseif question.debit then
     amount = admitted and question.demand == 'debit' and not algorithm.renew and question.cost or 0
   elseif code == 1 and (admitted and question.takes or question.shadow) then

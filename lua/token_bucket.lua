@@ -97,7 +97,7 @@ local function store(key, units, at, question)
   local ts = at == now and now_text or format('%d', at)
   local stored = pcall('HSET', key, 'tokens', as_tokens(units, question.scale), 'ts', ts)
   if type(stored) == 'table' and stored.err then return stored.err end
-  -- A debit from an older, faster rule must not shorten a life.
-  if question.debit and call('PTTL', key) >= question.ttl + 0 then return nil end
+  -- A debit, or what is given back, from an older and faster rule must not shorten a life.
+  if (question.debit or question.demand == 'return') and call('PTTL', key) >= question.ttl + 0 then return nil end
   pcall('PEXPIRE', key, question.ttl)
 end

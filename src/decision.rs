@@ -2,8 +2,10 @@
 
 use std::cmp::Reverse;
 
+use smallvec::SmallVec;
+
 use crate::limit::{Outcome, Verdict};
-use crate::rule::{Check, Checks, RuleId, Verdicts};
+use crate::rule::{Check, Checks, Demand, RuleId, Verdicts};
 
 /// What happens to a request, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +16,8 @@ pub struct Decision {
     pub basis: Basis,
     /// What each check was told; empty where nothing was asked.
     pub verdicts: Verdicts,
+    /// Whose turn it was among the shards, where there are some.
+    pub turn: usize,
 }
 
 /// What happens to a request.
@@ -45,12 +49,12 @@ pub enum Basis {
 impl Decision {
     /// The decision on a request that no rule applies to.
     pub fn no_rule() -> Self {
-        Self { admission: Admission::Admitted, basis: Basis::NoRule, verdicts: Verdicts::new() }
+        Self { admission: Admission::Admitted, basis: Basis::NoRule, verdicts: Verdicts::new(), turn: 0 }
     }
 
     /// The decision not to guess without the store.
     pub fn unavailable() -> Self {
-        Self { admission: Admission::Unavailable, basis: Basis::Fallback, verdicts: Verdicts::new() }
+        Self { admission: Admission::Unavailable, basis: Basis::Fallback, verdicts: Verdicts::new(), turn: 0 }
     }
 
     /// A decision from what all checks were told. Shadows have no say in it.
@@ -58,7 +62,7 @@ impl Decision {
         let mut votes = checks.iter().zip(&verdicts).filter(|(check, _)| check.votes());
         let admitted = votes.all(|(_, verdict)| verdict.outcome == Outcome::Allowed);
         let admission = if admitted { Admission::Admitted } else { Admission::Refused };
-        Self { admission, basis, verdicts }
+        Self { admission, basis, verdicts, turn: 0 }
     }
 
     /// The same, told of the whole of each bucket that is split over shards. What the other shards hold is
@@ -72,20 +76,42 @@ impl Decision {
         self
     }
 
-    /// Whether a check has found its shard empty, and no other check refuses.
-    pub fn is_short_of_a_shard(&self, checks: &Checks) -> bool {
-        let short =
-            |(check, verdict): (&Check, &Verdict)| check.shards > 1 && verdict.outcome == Outcome::Refused;
-        let refuses = |(check, verdict): (&Check, &Verdict)| {
-            check.shards == 1 && check.votes() && !verdict.is_allowed()
-        };
-        let mut told = checks.iter().zip(&self.verdicts);
-        told.clone().any(short) && !told.any(refuses)
+    /// This decision after some of its checks have been asked on another shard: what it says of a check is the
+    /// better of the two answers.
+    #[must_use]
+    pub fn after(mut self, other: &Self, asked: &[usize], turn: usize) -> Self {
+        for (index, verdict) in asked.iter().zip(&other.verdicts) {
+            let known = &mut self.verdicts[*index];
+            if verdict.is_allowed() || verdict.retry_after_ms < known.retry_after_ms {
+                *known = *verdict;
+            }
+        }
+        // Who was admitted has only asked for what refuses nobody.
+        if self.admission != Admission::Admitted {
+            (self.admission, self.basis, self.turn) = (other.admission, other.basis, turn);
+        }
+        self
     }
 
-    /// The longest of the waits that its checks were told.
-    pub fn longest_wait(&self) -> u64 {
-        self.verdicts.iter().map(|verdict| verdict.retry_after_ms).max().unwrap_or(0)
+    /// The checks to ask on another shard: those that have found theirs empty, and, where the request was refused
+    /// for that alone, all that take with it. None where that would help nobody.
+    pub fn short_of_a_shard(&self, checks: &Checks) -> SmallVec<[usize; 4]> {
+        let told = || checks.iter().zip(&self.verdicts).enumerate();
+        let is_short =
+            |check: &Check, verdict: &Verdict| check.shards > 1 && verdict.outcome == Outcome::Refused;
+        let others_refuse = || {
+            let refuses = |check: &Check, verdict: &Verdict| check.votes() && !verdict.is_allowed();
+            told().any(|(_, (check, verdict))| refuses(check, verdict) && !is_short(check, verdict))
+        };
+        let votes_too = match self.admission {
+            Admission::Admitted => false,
+            Admission::Refused if !others_refuse() => true,
+            Admission::Refused | Admission::Unavailable => return SmallVec::new(),
+        };
+        told()
+            .filter(|(_, (check, verdict))| is_short(check, verdict) || votes_too && check.votes())
+            .map(|(index, _)| index)
+            .collect()
     }
 
     /// The check that clients are told of: the nearest to refusing, or the one that refused (with the longest
@@ -113,8 +139,11 @@ impl Decision {
 
     /// Whether it has given that permit.
     pub fn gives(&self, checks: &Checks, permit: u64) -> bool {
-        let of = |(check, verdict): (&Check, &Verdict)| check.permit == permit && verdict.is_allowed();
-        self.admission == Admission::Admitted && checks.iter().zip(&self.verdicts).any(of)
+        let admitted = self.admission == Admission::Admitted;
+        let of = |(check, verdict): (&Check, &Verdict)| {
+            check.permit == permit && verdict.is_allowed() && (admitted || check.demand == Demand::Shadow)
+        };
+        checks.iter().zip(&self.verdicts).any(of)
     }
 
     /// The outcome in metrics: that of the request, or what a rule in shadow would have made of it.

@@ -90,7 +90,7 @@ impl HotKeys {
         if !self.turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE) {
             return None;
         }
-        let seen = u64::try_from(self.sketch.observe(&hash, SAMPLE as isize)).unwrap_or(0);
+        let seen = u64::try_from(self.sketch.observe(&hash, SAMPLE.cast_signed())).unwrap_or(0);
         if seen < self.threshold {
             return None;
         }

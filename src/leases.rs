@@ -105,7 +105,7 @@ impl Leases {
     /// What a hot check, whose key is asked for `rate` tokens a second, is told without the store. `None` is
     /// for the store to say: there is no lease yet, or it cannot hold so much.
     pub fn take(&self, check: &Check, rate: u64, now: Timestamp) -> Option<Verdict> {
-        if !check.limit.is_token_bucket() {
+        if !check.limit.is_token_bucket() || !matches!(check.demand, Demand::Take | Demand::Shadow) {
             return None;
         }
         let holders = self.gateways.holders(now)?;

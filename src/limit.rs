@@ -93,7 +93,7 @@ impl Limit {
             Self::FixedWindow(FixedWindow { window, .. })
             | Self::SlidingWindow(SlidingWindow { window, .. })
             | Self::SlidingLog(SlidingLog { window, .. }) => *window,
-            Self::Quota(Quota { edges, .. }) => edges[1].saturating_sub(edges[0]),
+            Self::Quota(Quota { edges, .. }) => edges[2].saturating_sub(edges[1]),
             Self::Concurrency(Concurrency { hold, .. }) => *hold,
         };
         micros.div_ceil(1_000_000)
@@ -253,9 +253,16 @@ impl Limit {
             }
             (Self::SlidingLog(limit), State::Log(log)) => limit.give_back(log, cost),
             (Self::Concurrency(limit), State::Permits(permits)) => limit.release(permits, permit),
+            // What was taken in a period that is over is not given back into the next one.
+            (Self::Quota(quota), State::Counted(_)) if !quota.is_present(now) => {}
             (_, State::Counted(counted)) => counted.count = counted.count.saturating_sub(cost),
             _ => {}
         }
+    }
+
+    /// Whether what was taken too much can be given back: where it is known that it still counts.
+    pub const fn takes_back(&self) -> bool {
+        matches!(self, Self::TokenBucket(_) | Self::Quota(_))
     }
 
     /// Milliseconds that `state` is remembered for, which is worth it for `reset_ms`; at least 1.

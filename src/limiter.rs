@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::breaker::{Breaker, Call, State};
 use crate::clock::{Clock, Timestamp};
@@ -92,22 +92,25 @@ impl Limiter {
     }
 
     /// On one shard after the other, each request beginning at the next one, until one has what is asked for: so
-    /// nothing is refused that fits into any of them.
+    /// nothing is refused that fits into any of them. What has taken on one shard is not asked again on the next.
     async fn decide_on(&self, shards: u16, checks: &Checks) -> Decision {
         let first = self.turn.fetch_add(1, Ordering::Relaxed);
-        let mut refusal: Option<Decision> = None;
-        for turn in 0..usize::from(shards) {
-            let on_shard = checks.iter().map(|check| check.on_shard(first.wrapping_add(turn))).collect();
-            let decision = self.decide_whole(&on_shard).await.of_all_shards(checks);
-            if !decision.is_short_of_a_shard(checks) {
-                return decision;
-            }
-            let soonest = |known: &Decision| known.longest_wait() <= decision.longest_wait();
-            if !refusal.as_ref().is_some_and(soonest) {
-                refusal = Some(decision);
+        let mut asked: SmallVec<[usize; 4]> = (0..checks.len()).collect();
+        let mut whole: Option<Decision> = None;
+        for turn in (0..usize::from(shards)).map(|turn| first.wrapping_add(turn)) {
+            let part: Checks = asked.iter().map(|index| checks[*index].on_shard(turn)).collect();
+            let decision = self.decide_whole(&part).await;
+            let merged = match whole.take() {
+                None => Decision { turn, ..decision },
+                Some(known) => known.after(&decision, &asked, turn),
+            };
+            asked = merged.short_of_a_shard(checks);
+            whole = Some(merged);
+            if asked.is_empty() {
+                break;
             }
         }
-        refusal.unwrap_or_else(Decision::unavailable)
+        whole.unwrap_or_else(Decision::unavailable).of_all_shards(checks)
     }
 
     async fn decide_whole(&self, checks: &Checks) -> Decision {
@@ -207,16 +210,19 @@ impl Limiter {
         let now = self.clock.now();
         let (store, here): (Vec<_>, Vec<_>) =
             self.permits.take_orders(now).into_iter().partition(|order| order.place == Place::Store);
+        if let Some(remote) = &self.remote {
+            let checks: Checks = here.into_iter().map(|order| order.check).collect();
+            remote.fallback.carry_out(&checks, now);
+        }
+        if !self.store.is_up() {
+            return store.into_iter().for_each(|order| self.permits.put_back(order, now));
+        }
         for orders in store.chunks(ORDERS_PER_CALL) {
             let checks: Checks = orders.iter().map(|order| order.check.clone()).collect();
             if self.store.acquire(&checks).await.is_err() {
                 let now = self.clock.now();
                 orders.iter().cloned().for_each(|order| self.permits.put_back(order, now));
             }
-        }
-        if let Some(remote) = &self.remote {
-            let checks: Checks = here.into_iter().map(|order| order.check).collect();
-            remote.fallback.carry_out(&checks, now);
         }
     }
 

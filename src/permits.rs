@@ -12,6 +12,9 @@ use crate::clock::Timestamp;
 use crate::limit::Limit;
 use crate::rule::{Check, Checks, Demand};
 
+/// Orders that wait at most, in an outage.
+const MOST_ORDERS: usize = 10_000;
+
 /// The permits of one gateway.
 #[derive(Debug)]
 pub struct Permits {
@@ -95,8 +98,9 @@ impl Permits {
 
     /// Puts an order back that could not be carried out.
     pub fn put_back(&self, order: PermitOrder, now: Timestamp) {
-        if now < order.until {
-            lock(&self.orders).push(order);
+        let mut orders = lock(&self.orders);
+        if now < order.until && orders.len() < MOST_ORDERS {
+            orders.push(order);
         }
     }
 
@@ -122,6 +126,12 @@ impl Guard {
         let mut held = lock(&self.permits.held);
         self.held.retain(|permit| {
             let keeps = given(*permit);
+            // A store that gave no answer may have given it all the same.
+            if place == Place::Here
+                && let Some(known) = held.get(permit)
+            {
+                order_back(&self.permits, known, Place::Store);
+            }
             match held.get_mut(permit) {
                 Some(known) if keeps => known.place = place,
                 _ => drop(held.swap_remove(permit)),
@@ -136,13 +146,21 @@ impl Drop for Guard {
         let permits = &self.permits;
         for permit in &self.held {
             let Some(held) = lock(&permits.held).swap_remove(permit) else { continue };
-            let until = held.renew_at.plus_micros(hold_of(&held.check));
-            let check = Check { demand: Demand::Return, ..held.check };
-            lock(&permits.orders).push(PermitOrder { check, place: held.place, until });
+            order_back(permits, &held, held.place);
         }
         if !self.held.is_empty() {
             permits.ordered.notify_one();
         }
+    }
+}
+
+/// Orders a permit back. What is beyond the bound comes back by itself when it is not renewed.
+fn order_back(permits: &Permits, held: &Held, place: Place) {
+    let until = held.renew_at.plus_micros(hold_of(&held.check));
+    let check = Check { demand: Demand::Return, ..held.check.clone() };
+    let mut orders = lock(&permits.orders);
+    if orders.len() < MOST_ORDERS {
+        orders.push(PermitOrder { check, place, until });
     }
 }
 

@@ -226,7 +226,7 @@ impl ProxyHttp for Gateway {
 impl Context {
     /// What is to be charged, now that there is a response.
     fn charges(&self, response: &ResponseHeader) -> Checks {
-        let Some((checks, _)) = &self.decided else { return Checks::new() };
+        let Some((checks, decision)) = &self.decided else { return Checks::new() };
         // Informational ones come before the response.
         if response.status.is_informational() {
             return Checks::new();
@@ -234,7 +234,8 @@ impl Context {
         let snapshot = &self.live.snapshot;
         let priced = snapshot.routes.get(self.route).priced.as_ref();
         let settled = priced.and_then(|priced| cost::settled(priced, &response.headers));
-        snapshot.charges(self.route, checks, response.status.as_u16(), settled)
+        let told = (checks, &decision.verdicts);
+        snapshot.charges(self.route, told, decision.turn, response.status.as_u16(), settled)
     }
 }
 

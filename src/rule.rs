@@ -122,6 +122,8 @@ pub enum Demand {
     Return,
     /// To know whether the cost would fit, without taking it: it is charged later, if at all.
     Peek,
+    /// The same as [`Demand::Peek`], of a rule in shadow: it refuses nobody.
+    Watch,
     /// That the permit goes on counting.
     Renew,
 }

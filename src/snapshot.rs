@@ -25,7 +25,7 @@ use crate::identity::{Claim, Identity, IdentityError};
 use crate::key::{Hasher, Key, Part, fnv1a};
 use crate::limit::Limit;
 use crate::route::{Route, RouteId, RouteTable};
-use crate::rule::{Check, Checks, Demand, RuleId};
+use crate::rule::{Check, Checks, Demand, RuleId, Verdicts};
 
 /// Routes, rules and identity at one revision.
 #[derive(Clone, Debug)]
@@ -261,40 +261,52 @@ impl Snapshot {
     }
 
     /// Whether a request is exempt from all rules, whoever it says it is.
-    pub fn exempts(&self, method: &str, headers: &http::HeaderMap, path: &str, client: IpAddr) -> bool {
-        let exempt = &self.exempt;
+    pub fn exempts(&self, method: &str, headers: &http::HeaderMap, path: &str) -> bool {
         let is_preflight = || {
             method == "OPTIONS"
                 && headers.contains_key(http::header::ORIGIN)
                 && headers.contains_key(http::header::ACCESS_CONTROL_REQUEST_METHOD)
         };
-        exempt.preflight && is_preflight()
-            || exempt.paths.iter().any(|exempt| **exempt == *path)
-            || contains(&exempt.networks, client)
+        self.exempt.preflight && is_preflight() || self.exempt.paths.iter().any(|exempt| **exempt == *path)
     }
 
-    /// Whether the requests of a tenant are exempt from all rules.
-    pub fn exempts_tenant(&self, subject: &Subject<'_>) -> bool {
-        self.exempt.tenants.iter().any(|exempt| exempt.as_bytes() == &*subject.name)
+    /// Whether the requests of a tenant, or from an address, are exempt from all rules.
+    pub fn exempts_client(&self, subject: &Subject<'_>, client: IpAddr) -> bool {
+        contains(&self.exempt.networks, client)
+            || self.exempt.tenants.iter().any(|exempt| exempt.as_bytes() == &*subject.name)
     }
 
-    /// What is to be charged after a response with this status on `route`: what was only checked before, and the
-    /// difference to the true cost, where the response tells it.
-    pub fn charges(&self, route: RouteId, checks: &Checks, status: u16, settled: Option<u64>) -> Checks {
+    /// What is to be charged after a response with this status on `route`: what was only looked at before, and the
+    /// difference to the true cost, where the response tells it. `turn` is whose it was among shards.
+    pub fn charges(
+        &self,
+        route: RouteId,
+        (checks, verdicts): (&Checks, &Verdicts),
+        turn: usize,
+        status: u16,
+        settled: Option<u64>,
+    ) -> Checks {
         let named = self.named.get(route.index()).map(Vec::as_slice).unwrap_or_default();
         let mut charges = Checks::new();
-        for check in checks {
+        for (check, verdict) in checks.iter().zip(verdicts) {
             let rule = named.iter().find(|named| named.is(&check.rule));
-            let mut charge = |cost: u64, demand| charges.push(Check { cost, demand, ..check.clone() });
+            let mut charge = |cost, demand| charges.push(Check { cost, demand, ..check.on_shard(turn) });
             match check.demand {
-                Demand::Peek if rule.is_some_and(|rule| rule.counts(status)) => {
+                Demand::Peek | Demand::Watch if rule.is_some_and(|rule| rule.counts(status)) => {
                     charge(check.cost, Demand::Debit);
                 }
-                Demand::Take if rule.is_none_or(|rule| rule.takes_the_cost()) => match settled {
-                    Some(cost) if cost > check.cost => charge(cost - check.cost, Demand::Debit),
-                    Some(cost) if cost < check.cost => charge(check.cost - cost, Demand::Return),
-                    _ => {}
-                },
+                Demand::Take | Demand::Shadow
+                    if verdict.is_allowed() && rule.is_none_or(|rule| rule.takes_the_cost()) =>
+                {
+                    match settled {
+                        Some(cost) if cost > check.cost => charge(cost - check.cost, Demand::Debit),
+                        // Into a window that is over nothing can be given back.
+                        Some(cost) if cost < check.cost && check.limit.takes_back() => {
+                            charge(check.cost - cost, Demand::Return);
+                        }
+                        _ => {}
+                    }
+                }
                 _ => {}
             }
         }

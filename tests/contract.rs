@@ -7,6 +7,7 @@ use smallvec::smallvec;
 use tollgate::clock::SystemClock;
 use tollgate::config::OnStoreFailure;
 use tollgate::key::{Hasher, Key, Part};
+use tollgate::limit::concurrency::Concurrency;
 use tollgate::limit::token_bucket::TokenBucket;
 use tollgate::limit::{Limit, Outcome};
 use tollgate::metrics::Metrics;
@@ -90,6 +91,7 @@ contract![
     capacities_are_exact,
     many_requests_at_once_get_each_its_own_answer,
     a_lease_takes_what_is_there_and_can_be_given_back,
+    permits_of_one_key_in_one_call_are_each_looked_after,
 ];
 
 fn takes_what_is_there_and_no_more(store: &Running) {
@@ -226,4 +228,15 @@ fn a_lease_takes_what_is_there_and_can_be_given_back(store: &Running) {
     ask(Demand::Debit, 15);
     assert_eq!(ask(Demand::Lease, 1).outcome, Outcome::Leased(0));
     assert_eq!(ask(Demand::Return, 8).remaining, 3);
+}
+
+fn permits_of_one_key_in_one_call_are_each_looked_after(store: &Running) {
+    let permits = Limit::Concurrency(Concurrency { limit: 3, hold: 60_000_000 });
+    let one = |permit, demand| Check { limit: permits, permit, demand, ..check("a", 1, "1", 1) };
+    for permit in 1..=3 {
+        assert!(store.take(&[one(permit, Demand::Take)])[0].is_allowed());
+    }
+    assert_eq!(store.take(&[one(4, Demand::Take)])[0].outcome, Outcome::Refused);
+    store.take(&[one(1, Demand::Return), one(2, Demand::Return), one(3, Demand::Renew)]);
+    assert_eq!(store.take(&[Check { cost: 0, ..one(0, Demand::Take) }])[0].remaining, 2);
 }

@@ -362,6 +362,8 @@ fn combined_keys_are_apart() {
         ("2", ""),
         ("1", "Cookie: a=1; b=SENTINEL; c=2\r\n"),
         ("1", "X-A: {}\r\n"),
+        ("1", "Cookie: b=c; b=d\r\n"),
+        ("1", "Cookie: b=c\r\n"),
     ];
     for round in [200, 429] {
         for (id, headers) in all {
@@ -455,4 +457,80 @@ fn a_refused_upgrade_is_valid_http() {
     refused.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
     let next = refused.response();
     assert_eq!((next.status, next.header("upgrade")), (429, None));
+}
+
+/// A rule that only looks at requests takes nothing for them, however hot its key is.
+#[test]
+fn what_is_only_looked_at_is_not_leased() {
+    let (redis, upstream) = (Redis::start(), Upstream::start());
+    let rules = "  named: [{name: failures, key: [client_address], count_statuses: [401], limit: {token_bucket: {capacity: 1000, refill_per_second: 1/h}}}]\ncluster: {gateways: 1}";
+    let gateway = gateway(&on(&redis), &upstream, "tenant_rule: \"off\", rules: [failures]", rules);
+    let mut connection = Connection::open(gateway.port);
+    assert!((0..1_500).all(|_| ask(&mut connection, "/", "").status == 200));
+    assert_eq!(ask(&mut connection, "/status/401", "").number("x-ratelimit-remaining"), 1_000);
+    assert_eq!(ask(&mut connection, "/", "").number("x-ratelimit-remaining"), 999);
+    assert_eq!(gateway.metric("tollgate_lease_tokens_total{event=\"fetched\"}"), 0);
+}
+
+/// Shards in shadow, or beside a rule in shadow: each rule takes once for a request, and the true cost is charged to
+/// the shard that took.
+#[test]
+fn shards_beside_other_rules() {
+    let (redis, upstream) = (Redis::start(), Upstream::start());
+    let rules = "  rows: [{tenant: shop, capacity: 8, refill_per_second: 1/h, shards: 4, mode: MODE}]\n  named:\n\
+                 \x20   - {name: own, key: [client_address], limit: {fixed_window: {limit: 50, window: 1h}}, mode: OTHER}";
+    for (mode, other, admitted) in [("shadow", "enforce", 50), ("enforce", "shadow", 8)] {
+        redis.command::<String>(&["FLUSHALL"]);
+        let rules = rules.replace("MODE", mode).replace("OTHER", other);
+        let gateway = gateway(&on(&redis), &upstream, "rules: [own]", &rules);
+        let mut connection = Connection::open(gateway.port);
+        let passed =
+            (0..60).filter(|_| ask(&mut connection, "/", "X-Api-Key: shop\r\n").status == 200).count();
+        assert_eq!(passed, admitted, "{mode}");
+        let key = redis.keys().into_iter().find(|key| key.contains("own")).unwrap();
+        assert_eq!(redis.command::<u64>(&["HGET", &key, "count"]), 50, "{mode}");
+    }
+    redis.command::<String>(&["FLUSHALL"]);
+    let more = "cost: {fixed: 1, max: 20, response_header: X-RateLimit-Cost}";
+    let gateway = gateway(
+        &on(&redis),
+        &upstream,
+        more,
+        "  rows: [{tenant: shop, capacity: 100, refill_per_second: 1/h, shards: 4}]",
+    );
+    let mut connection = Connection::open(gateway.port);
+    for _ in 0..4 {
+        assert_eq!(ask(&mut connection, "/price/20", "X-Api-Key: shop\r\n").status, 200);
+    }
+    let left: f64 =
+        (0..4).map(|shard| redis.command::<f64>(&["HGET", &format!("rl:shop:all:{shard}"), "tokens"])).sum();
+    assert!((20.0..20.1).contains(&left), "{left}");
+}
+
+/// A permit that a rule in shadow has given comes back, also if another rule refuses the request; and one rule alone
+/// that is hidden is not told.
+#[test]
+fn shadows_and_hidden_rules() {
+    let (redis, upstream) = (Redis::start(), Upstream::start());
+    let rules = "  named:\n    - {name: slots, key: [global], mode: shadow, limit: {concurrency: {limit: 2, max_hold: 60s}}}\n\
+                 \x20   - {name: few, key: [global], hidden: true, limit: {fixed_window: {limit: 3, window: 1h}}}";
+    for store in ["memory".to_owned(), on(&redis)] {
+        let gateway = gateway(&store, &upstream, "tenant_rule: \"off\", rules: [slots, few]", rules);
+        let mut connection = Connection::open(gateway.port);
+        let admitted = (0..20).filter(|_| ask(&mut connection, "/", "").status == 200).count();
+        assert_eq!(admitted, 3);
+        eventually("all slots", || {
+            let refused = ask(&mut connection, "/", "");
+            assert_eq!(refused.status, 429);
+            let policy = refused.header("ratelimit-policy").unwrap().to_owned();
+            assert!(policy.contains("slots") && !policy.contains("few"), "{policy}");
+            (gateway.metric("tollgate_permits_held") == 0).then_some(())
+        });
+    }
+    let alone = "  named: [{name: secret, key: [global], hidden: true, limit: {fixed_window: {limit: 3, window: 1h}}}]";
+    let gateway = gateway("memory", &upstream, "tenant_rule: \"off\", rules: [secret]", alone);
+    let answer = gateway.get("/", "");
+    assert_eq!((answer.status, answer.number("x-ratelimit-remaining")), (200, 2));
+    assert!(answer.headers.iter().all(|(_, value)| !value.contains("secret")), "{answer:?}");
+    assert_eq!(answer.header("ratelimit-policy"), None);
 }

@@ -170,7 +170,7 @@ fn request(random: &mut Random, rules: &[Rule], now: Timestamp) -> Checks {
             1 => Demand::Shadow,
             2 if kind == 0 => Demand::Lease,
             2 | 3 => Demand::Return,
-            4 => Demand::Peek,
+            4 => random.choose(&[Demand::Peek, Demand::Watch]),
             5 if kind == 5 => Demand::Renew,
             _ => Demand::Take,
         };
@@ -201,7 +201,7 @@ fn random_traces_give_the_same_verdicts() {
     assert!(requests > 100_000, "{requests}");
 }
 
-const PLANTED: [(&str, &str); 44] = [
+const PLANTED: [(&str, &str); 46] = [
     ("if question.cost > units and question.votes", "if question.cost >= units and question.votes"),
     ("if question.cost > units and question.votes", "if question.cost > units"),
     ("elseif cost > units and", "elseif cost >= units and"),
@@ -239,7 +239,9 @@ const PLANTED: [(&str, &str); 44] = [
         "if since == start then return { count = count, since = since } end",
     ),
     ("if question.cost > state.left then return 0", "if question.cost >= state.left then return 0"),
-    ("if now >= ending then begin", "if now > ending + 60000000 then begin"),
+    ("elseif now >= ending then", "elseif now > ending + 60000000 then"),
+    ("if now < begin then", "if false then"),
+    ("and not state.is_over", ""),
     ("if since >= start - question.a then", "if since > start - question.a then"),
     ("local rest = window - passed", "local rest = window"),
     (

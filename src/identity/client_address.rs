@@ -18,11 +18,13 @@ impl ClientAddress {
         if !self.trusts(client) {
             return client;
         }
-        let lines: Vec<&str> =
-            headers.get_all(&self.header).iter().map(|line| line.to_str().unwrap_or("?")).collect();
+        let lines: Vec<&[u8]> =
+            headers.get_all(&self.header).iter().map(http::HeaderValue::as_bytes).collect();
         let forwarded = self.header == http::header::FORWARDED;
-        for hop in lines.iter().rev().flat_map(|line| line.rsplit(',')) {
-            let hop = if forwarded { forwarded_for(hop) } else { Some(hop) };
+        // Hop by hop: what a client has written, in whatever bytes, says nothing of what stands to the right of it.
+        for hop in lines.iter().rev().flat_map(|line| line.rsplit(|byte| *byte == b',')) {
+            let hop = std::str::from_utf8(hop).ok();
+            let hop = if forwarded { hop.and_then(forwarded_for) } else { hop };
             // What cannot be read is nobody: the proxy that told of it stands in its place.
             let Some(address) = hop.and_then(address) else { return client };
             client = address;
@@ -104,7 +106,7 @@ mod tests {
         };
         let mut headers = HeaderMap::new();
         for line in lines {
-            headers.append(header, line.parse().unwrap());
+            headers.append(header, http::HeaderValue::from_bytes(line.as_bytes()).unwrap());
         }
         found.find(peer.parse().unwrap(), &headers).to_string()
     }
@@ -135,6 +137,8 @@ mod tests {
             (&["10.0.0.0/8"], "10.0.0.1", &["198.51.100.1, unknown, 10.0.0.7"], "10.0.0.7"),
             (&["10.0.0.0/8"], "10.0.0.1", &["198.51.100.1:x"], "10.0.0.1"),
             (&["10.0.0.0/8"], "10.0.0.1", &["198.51.100.1,"], "10.0.0.1"),
+            (&["10.0.0.0/8"], "10.0.0.1", &["\u{ff}, 198.51.100.1"], "198.51.100.1"),
+            (&["10.0.0.0/8"], "10.0.0.1", &["2001:db8::1.2.3.4"], "2001:db8::102:304"),
             (&["0.0.0.0/0"], "10.0.0.1", &["198.51.100.1, 10.0.0.2"], "198.51.100.1"),
         ] {
             assert_eq!(client(trusted, xff, peer, lines), expect, "{trusted:?} {peer} {lines:?}");

@@ -1,7 +1,7 @@
 //! The quota: so many in each calendar day, week or month of a time zone. Twin of `lua/quota.lua`.
 //!
-//! Where the days begin is worked out here, with `now` of the gateway, and told to the script: the present period and
-//! the next one. Which of them it is, Redis' own time says. So a gateway whose clock is wrong by less than a period
+//! Where the days begin is worked out here, with `now` of the gateway, and told to the script: the present period, the one
+//! before and the next one. Which of them it is, Redis' own time says. So a gateway whose clock is wrong by less than a period
 //! changes nothing.
 
 use jiff::civil::{Date, Weekday};
@@ -20,8 +20,9 @@ pub struct Quota {
     pub period: Period,
     /// Whose calendar.
     pub zone: Zone,
-    /// Where the present period begins, the next one, and the one after that, in microseconds since 1970.
-    pub edges: [u64; 3],
+    /// Where the period before begins, the present one, the next one, and the one after that, in microseconds
+    /// since 1970.
+    pub edges: [u64; 4],
 }
 
 /// A period of the calendar.
@@ -113,32 +114,42 @@ impl Period {
 impl Quota {
     /// A quota whose edges are not worked out yet.
     pub const fn new(limit: u64, period: Period, zone: Zone) -> Self {
-        Self { limit, period, zone, edges: [0; 3] }
+        Self { limit, period, zone, edges: [0; 4] }
     }
 
     /// The same with the edges of the periods around `now`.
     #[must_use]
     pub fn on(self, now: Timestamp) -> Self {
-        if now.as_micros() >= self.edges[0] && now.as_micros() < self.edges[1] {
+        if now.as_micros() >= self.edges[1] && now.as_micros() < self.edges[2] {
             return self;
         }
         let zone = self.zone.zone();
         let micros = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
         let moment = jiff::Timestamp::from_microsecond(micros).unwrap_or(jiff::Timestamp::MAX);
         let first = self.period.first(moment.to_zoned_datetime(zone.clone()).date());
+        let before = first.yesterday().map_or(first, |day| self.period.first(day));
         let next = self.period.next(first);
         // A day begins at its first moment, also where midnight is skipped in spring.
         let begin = |day: Date| {
             let start = day.to_zoned_datetime(zone.clone()).ok().map(|day| day.timestamp().as_microsecond());
             start.and_then(|micros| u64::try_from(micros).ok()).unwrap_or(0)
         };
-        Self { edges: [begin(first), begin(next), begin(self.period.next(next))], ..self }
+        Self { edges: [begin(before), begin(first), begin(next), begin(self.period.next(next))], ..self }
     }
 
-    /// The edges of the period of `now`: the one before, if the clock that worked them out was ahead.
+    /// The edges of the period of `now`, if the clock that worked them out is less than a period off.
     fn period_of(&self, now: Timestamp) -> (u64, u64) {
-        let [begin, end, next] = self.edges;
-        if now.as_micros() < end { (begin, end) } else { (end, next) }
+        let [before, begin, next, end] = self.edges;
+        match now.as_micros() {
+            now if now < begin => (before, begin),
+            now if now < next => (begin, next),
+            _ => (next, end),
+        }
+    }
+
+    /// Whether `now` is in the period that this was worked out for.
+    pub fn is_present(&self, now: Timestamp) -> bool {
+        self.period_of(now).0 == self.edges[1]
     }
 
     /// What counts at `now`.
@@ -156,10 +167,10 @@ impl Quota {
 mod tests {
     use super::*;
 
-    fn edges(period: Period, zone: &str, at: &str) -> [String; 3] {
+    fn edges(period: Period, zone: &str, at: &str) -> Vec<String> {
         let quota = Quota::new(1, period, Zone::named(zone).unwrap());
         let on = quota.on(Timestamp::from_rfc3339(at).unwrap());
-        on.edges.map(|edge| Timestamp::from_micros(edge).to_rfc3339())
+        on.edges[1..].iter().map(|edge| Timestamp::from_micros(*edge).to_rfc3339()).collect()
     }
 
     #[test]

@@ -38,10 +38,11 @@ impl<'r> Facts<'r> {
         let path = gate::path(request)?;
         let method = request.method.as_str();
         let client = snapshot.client(peer(session), &request.headers);
-        let subject = if snapshot.exempts(method, &request.headers, &path, client) {
+        let subject = if snapshot.exempts(method, &request.headers, &path) {
             None
         } else {
-            Some(snapshot.subject(&request.headers)?).filter(|subject| !snapshot.exempts_tenant(subject))
+            Some(snapshot.subject(&request.headers)?)
+                .filter(|subject| !snapshot.exempts_client(subject, client))
         };
         let route = snapshot.routes.find(&host, method, &path);
         let cost = cost_of(snapshot.routes.get(route), request)?;

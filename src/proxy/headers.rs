@@ -35,6 +35,9 @@ pub fn write(
         Outcome::Allowed | Outcome::NeverFits | Outcome::Leased(_) => seconds(verdict.reset_ms),
     };
     put(response, "X-RateLimit-Remaining", remaining)?;
+    if check.rule.is_hidden() {
+        return Ok(());
+    }
     if families.x_ratelimit {
         put(response, "X-RateLimit-Limit", limit)?;
         put(response, "X-RateLimit-Reset", seconds)?;

@@ -122,7 +122,7 @@ impl Named {
                 KeySource::Route => hands.route.clone(),
                 KeySource::Global => Part::known(b"global", hands.hasher),
                 KeySource::Header(name) => hands.hasher.part(&joined(asked.headers, name)),
-                KeySource::Cookie(name) => hands.hasher.part(cookie(asked.headers, name)),
+                KeySource::Cookie(name) => hands.hasher.part(&cookie(asked.headers, name)),
                 KeySource::Path(_) => {
                     let segment = segments.next().and_then(|index| asked.path.split('/').nth(*index));
                     hands.hasher.part(segment.unwrap_or_default().as_bytes())
@@ -143,7 +143,8 @@ impl Named {
             demand: match (enforced, rule.statuses.is_empty()) {
                 (true, true) => Demand::Take,
                 (true, false) => Demand::Peek,
-                (false, _) => Demand::Shadow,
+                (false, true) => Demand::Shadow,
+                (false, false) => Demand::Watch,
             },
             on_store_failure: self.on_store_failure,
         }))
@@ -183,9 +184,7 @@ fn missing(source: &KeySource, headers: &http::HeaderMap) -> Option<String> {
             let is_there = headers.get_all(name).iter().any(|line| !line.as_bytes().trim_ascii().is_empty());
             (!is_there).then(|| format!("the header {name}"))
         }
-        KeySource::Cookie(name) => {
-            cookie(headers, name).trim_ascii().is_empty().then(|| format!("the cookie {name}"))
-        }
+        KeySource::Cookie(name) => cookie(headers, name).is_empty().then(|| format!("the cookie {name}")),
         _ => None,
     }
 }
@@ -201,14 +200,20 @@ fn joined(headers: &http::HeaderMap, name: &http::HeaderName) -> Vec<u8> {
     all
 }
 
-/// The value of a cookie; empty if there is none.
-fn cookie<'h>(headers: &'h http::HeaderMap, name: &str) -> &'h [u8] {
+/// All values of a cookie, each behind its length: which one an upstream reads is not known here. Empty if there is
+/// none.
+fn cookie(headers: &http::HeaderMap, name: &str) -> Vec<u8> {
     let lines = headers.get_all(http::header::COOKIE).iter();
-    let mut pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
-    let found = pairs.find_map(|pair| {
+    let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+    let values = pairs.filter_map(|pair| {
         let pair = pair.trim_ascii();
         let equals = pair.iter().position(|byte| *byte == b'=')?;
-        (&pair[..equals] == name.as_bytes()).then(|| &pair[equals + 1..])
+        (&pair[..equals] == name.as_bytes()).then(|| pair[equals + 1..].trim_ascii())
     });
-    found.unwrap_or_default()
+    let mut all = Vec::new();
+    for value in values.filter(|value| !value.is_empty()) {
+        all.extend_from_slice(&(value.len() as u64).to_be_bytes());
+        all.extend_from_slice(value);
+    }
+    all
 }

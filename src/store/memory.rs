@@ -79,7 +79,7 @@ impl MemoryStore {
             let held = shards.of(*home).recall(&check.key, now);
             let state = check.limit.look(held, check.demand == Demand::Debit, now);
             let asked = match check.demand {
-                Demand::Take | Demand::Shadow | Demand::Peek => check.cost,
+                Demand::Take | Demand::Shadow | Demand::Peek | Demand::Watch => check.cost,
                 Demand::Debit | Demand::Lease | Demand::Return | Demand::Renew => 0,
             };
             verdicts.push(check.limit.judge(&state, asked, now));
@@ -87,16 +87,21 @@ impl MemoryStore {
         }
         let mut votes = checks.iter().zip(&verdicts).filter(|(check, _)| check.votes());
         let admitted = votes.all(|(_, verdict)| verdict.outcome == Outcome::Allowed);
-        for (((check, home), mut state), verdict) in checks.iter().zip(&homes).zip(states).zip(&mut verdicts)
-        {
+        let spent = checks.iter().zip(&homes).zip(states).zip(&mut verdicts).enumerate();
+        for (position, (((check, home), mut state), verdict)) in spent {
             let shard = shards.of(*home);
+            // Permits of one call may be of one key: each finds what the one before has left.
+            if checks[..position].iter().any(|earlier| earlier.key == check.key) {
+                let held = shard.recall(&check.key, now);
+                state = check.limit.look(held, check.demand == Demand::Debit, now);
+            }
             let (changed, told) = spend(check, &mut state, *verdict, admitted, now);
             *verdict = told;
             if changed {
-                // A debit from an older, faster rule must not shorten a life, and what is given back does not
+                // A debit, or what is given back, from an older and faster rule must not shorten a life, nor
                 // end it.
                 let keeps = match check.limit {
-                    Limit::TokenBucket(_) => check.demand == Demand::Debit,
+                    Limit::TokenBucket(_) => matches!(check.demand, Demand::Debit | Demand::Return),
                     _ => told.reset_ms == 0,
                 };
                 let longest = keeps.then(|| shard.expiry(&check.key));

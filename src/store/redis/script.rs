@@ -78,6 +78,7 @@ impl Flight {
                 Demand::Lease => "lease",
                 Demand::Return => "return",
                 Demand::Peek => "peek",
+                Demand::Watch => "watch",
                 Demand::Renew => "renew",
             });
         }
@@ -137,6 +138,7 @@ impl Question {
                 (limit.spent_units(check.cost), limit.ttl_ms())
             }
             (Limit::TokenBucket(limit), _) => (limit.units(check.cost), limit.ttl_ms()),
+            (Limit::Quota(quota), _) => (check.cost.min(MAX_EXACT), quota.edges[3]),
             _ => (check.cost.min(MAX_EXACT), 0),
         };
         Self { algorithm: check.limit.algorithm(), cost, limit, ttl_ms, demand: check.demand }
