@@ -612,3 +612,32 @@ fn a_rule_with_shards_has_that_many_buckets_in_redis() {
     let refused = connection.ask("GET", "/", "shop");
     assert_eq!((refused.status, refused.number("x-ratelimit-remaining")), (429, 0));
 }
+
+/// B135: a gateway in front of another one: a refusal of the inner one is an answer, which is neither repeated nor
+/// told as a failure of the upstream.
+#[test]
+fn a_refusal_of_a_gateway_behind_is_an_answer() {
+    let upstream = Upstream::start();
+    let inner = Gateway::start(
+        "memory",
+        &everything_to(&upstream, "  default: {capacity: 3, refill_per_second: 1/h}"),
+    );
+    let outer = Gateway::start(
+        "memory",
+        &format!(
+            "upstreams: {{u: {{servers: [127.0.0.1:{0}, 127.0.0.1:{0}]}}}}\n\
+             routes: [{{id: all, match: {{path: /*}}, upstream: u, tenant_rule: \"off\"}}]\n",
+            inner.port
+        ),
+    );
+    let statuses: Vec<u16> = (0..10).map(|_| outer.get("/", "shop").status).collect();
+    assert_eq!(statuses, [200, 200, 200, 429, 429, 429, 429, 429, 429, 429]);
+    assert_eq!(outer.get("/", "shop").number("retry-after"), 3_600, "told as the inner one has told it");
+    let told = |outcome: &str| {
+        inner.metric(&format!(
+            "tollgate_decisions_total{{basis=\"store\",outcome=\"{outcome}\",route=\"all\",rule=\"default\"}}"
+        ))
+    };
+    assert_eq!((told("admitted"), told("refused")), (3, 8), "nothing was sent twice");
+    assert_eq!(outer.metric("tollgate_responses_total{route=\"all\",status=\"5xx\"}"), 0);
+}
