@@ -42,13 +42,13 @@ impl<S: Service> Service for Traffic<S> {
         listeners_per_fd: usize,
     ) {
         let limiter = Arc::clone(&self.limiter);
-        tokio::spawn(async move { limiter.keep_permits().await });
+        tokio::spawn(async move { tokio::join!(limiter.keep_permits(), limiter.keep_leasing()) });
         if let Some(driver) = self.driver.take() {
             // Here, because this is the runtime of the proxy: a driver on another one would pay for a
             // thread's waking with each flight.
             tokio::spawn(driver.run());
             let limiter = Arc::clone(&self.limiter);
-            tokio::spawn(async move { tokio::join!(limiter.keep_recovering(), limiter.keep_leasing()) });
+            tokio::spawn(async move { limiter.keep_recovering().await });
             let connected = async {
                 while !self.store.is_up() {
                     tokio::time::sleep(Duration::from_millis(2)).await;
