@@ -281,11 +281,19 @@ fn concurrency_is_held_while_it_lasts_and_comes_back() {
     let start = || gateway(&on(&redis), &upstream, "tenant_rule: \"off\", rules: [streams]", rules);
     let mut first = start();
     let mut sockets: Vec<Connection> = Vec::new();
-    for _ in 0..50 {
-        let (socket, status) = websocket(&first);
+    // Of many upgrades Pingora ends some by itself on a busy machine (its issue 946); such a one is opened again, and
+    // its slot must be back for that.
+    for _ in 0..100 {
+        if sockets.len() == 50 {
+            break;
+        }
+        let (mut socket, status) = websocket(&first);
         assert_eq!(status, 101);
-        sockets.push(socket);
+        if socket.echoes("ping") {
+            sockets.push(socket);
+        }
     }
+    assert_eq!(sockets.len(), 50);
     let downloads: Vec<Connection> = (0..50).map(|_| download(&first)).collect();
     let held = |gateway: &Gateway| gateway.metric("tollgate_permits_held");
     eventually("a hundred streams", || (held(&first) == 100).then_some(()));

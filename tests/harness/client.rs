@@ -85,6 +85,14 @@ impl Connection {
         self.response()
     }
 
+    /// Whether the other side is there and sends these bytes back.
+    pub fn echoes(&mut self, text: &str) -> bool {
+        let mut bytes = vec![0; text.len()];
+        self.reader.get_mut().write_all(text.as_bytes()).is_ok()
+            && self.reader.read_exact(&mut bytes).is_ok()
+            && bytes == text.as_bytes()
+    }
+
     /// Whether the other side closes within `wait`.
     pub fn closes_within(&mut self, wait: Duration) -> bool {
         self.reader.get_ref().set_read_timeout(Some(wait)).unwrap();
