@@ -1,6 +1,7 @@
 //! Answers that the gateway makes itself: `application/problem+json` (RFC 9457), or the same as a
 //! gRPC status for who speaks gRPC.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +10,7 @@ use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::prelude::{Error, ErrorSource, ErrorType, Result};
 use pingora::protocols::http::HttpTask;
 use pingora::proxy::Session;
-use serde_json::json;
+use serde::Serialize;
 
 use super::gate::Rejection;
 use super::headers::retry_after;
@@ -24,19 +25,33 @@ const READ_TO_THE_END: u64 = 64 * 1024;
 /// How long a refused body is read for at most, so that its client sees the answer and not a reset.
 const DRAIN_WITHIN: Duration = Duration::from_secs(5);
 
+/// The body of an answer (RFC 9457).
+#[derive(Serialize)]
+struct Problem<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    title: &'static str,
+    status: u16,
+    detail: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    retry_after: Option<u64>,
+    #[serde(rename = "violated-policies", skip_serializing_if = "<[String]>::is_empty")]
+    violated_policies: &'a [String],
+}
+
 /// An answer of the gateway.
 #[derive(Debug)]
 pub struct Answer {
     status: StatusCode,
     kind: &'static str,
-    detail: String,
+    detail: Cow<'static, str>,
     retry_after: Option<u64>,
     violated: Vec<String>,
     challenge: Option<String>,
 }
 
 impl Answer {
-    fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+    fn new(status: StatusCode, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
             status,
             kind: "about:blank",
@@ -54,14 +69,13 @@ impl Answer {
             told.filter(|(verdict, check)| check.votes() && !verdict.is_allowed())
         };
         let never = over().find(|(verdict, _)| verdict.outcome == Outcome::NeverFits);
-        let detail = match never {
-            Some((_, check)) => {
-                format!(
-                    "The cost {} is above the limit {}; it can never pass.",
-                    check.cost,
-                    check.limit.capacity()
-                )
-            }
+        let detail: Cow<'static, str> = match never {
+            Some((_, check)) => format!(
+                "The cost {} is above the limit {}; it can never pass.",
+                check.cost,
+                check.limit.capacity()
+            )
+            .into(),
             None => "Too many requests; try again after the time in Retry-After.".into(),
         };
         Self {
@@ -125,9 +139,9 @@ impl Answer {
         let mut head = ResponseHeader::build(self.status, Some(12))?;
         head.insert_header(header::CONTENT_TYPE, "application/problem+json")?;
         head.insert_header(header::CACHE_CONTROL, "no-store")?;
-        head.insert_header(header::CONTENT_LENGTH, problem.len().to_string())?;
+        head.insert_header(header::CONTENT_LENGTH, problem.len())?;
         if let Some(seconds) = self.retry_after {
-            head.insert_header("Retry-After", seconds.to_string())?;
+            head.insert_header("Retry-After", seconds)?;
         }
         if let Some(challenge) = &self.challenge {
             head.insert_header("WWW-Authenticate", challenge)?;
@@ -135,20 +149,17 @@ impl Answer {
         Ok((head, (request.method != Method::HEAD).then(|| problem.into())))
     }
 
-    fn problem(&self) -> String {
-        let mut problem = json!({
-            "type": self.kind,
-            "title": self.status.canonical_reason().unwrap_or("Error"),
-            "status": self.status(),
-            "detail": self.detail,
-        });
-        if let Some(seconds) = self.retry_after {
-            problem["retry_after"] = seconds.into();
-        }
-        if !self.violated.is_empty() {
-            problem["violated-policies"] = json!(self.violated);
-        }
-        problem.to_string()
+    fn problem(&self) -> Vec<u8> {
+        let problem = Problem {
+            kind: self.kind,
+            title: self.status.canonical_reason().unwrap_or("Error"),
+            status: self.status(),
+            detail: &self.detail,
+            retry_after: self.retry_after,
+            violated_policies: &self.violated,
+        };
+        // Texts and numbers can always be written.
+        serde_json::to_vec(&problem).unwrap_or_default()
     }
 
     /// A status only, as gRPC clients read it: HTTP 200 and the code in `grpc-status`.
@@ -166,7 +177,7 @@ impl Answer {
         head.insert_header("grpc-status", code.to_string())?;
         head.insert_header("grpc-message", self.detail.replace('%', "%25"))?;
         if let Some(seconds) = self.retry_after {
-            head.insert_header("Retry-After", seconds.to_string())?;
+            head.insert_header("Retry-After", seconds)?;
         }
         Ok(head)
     }
