@@ -5,24 +5,17 @@
 //! counted from when the store was asked, not from when it answered, and less the part of a millisecond
 //! that was rounded up; so a denial never refuses what the store would admit.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-use indexmap::IndexMap;
 
 use crate::clock::Timestamp;
 use crate::decision::{Admission, Basis, Decision};
-use crate::key::Key;
+use crate::keyed::{Keyed, Part};
 use crate::limit::{Limit, Outcome, Verdict};
 use crate::rule::{Check, Checks};
 
-/// Locks that requests spread over.
-const SHARDS: usize = 16;
-
-/// Denials that are remembered at most, per shard. A flood of keys that are all over their limit is
+/// Denials that are remembered at most, per lock. A flood of keys that are all over their limit is
 /// asked for beyond that.
-const MOST_PER_SHARD: usize = 4_096;
+const MOST_PER_LOCK: usize = 4_096;
 
 /// Denials looked at when one must go.
 const LOOKED_AT: usize = 8;
@@ -34,10 +27,9 @@ const LONGEST_MICROS: u64 = 1_000_000;
 const ROUNDED_MICROS: u64 = 1_000;
 
 /// The denials of one gateway.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Denials {
-    shards: [Mutex<IndexMap<Key, Denial>>; SHARDS],
-    hasher: RandomState,
+    denied: Keyed<Denial>,
     /// How many there are, so that a gateway without any looks nowhere.
     count: AtomicUsize,
 }
@@ -54,25 +46,15 @@ struct Denial {
     remaining: u64,
 }
 
-impl Default for Denials {
-    fn default() -> Self {
-        Self {
-            shards: std::array::from_fn(|_| Mutex::default()),
-            hasher: RandomState::new(),
-            count: AtomicUsize::new(0),
-        }
-    }
-}
-
 impl Denials {
     /// The refusal of a request whose key is known to be exhausted for its cost.
     pub fn refuse(&self, checks: &Checks, now: Timestamp) -> Option<Decision> {
         let check = alone(checks).filter(|_| self.count.load(Ordering::Relaxed) > 0)?;
-        let mut shard = self.shard(&check.key);
-        let (index, _, denial) = shard.get_full(&check.key)?;
+        let mut denied = self.denied.of(&check.key);
+        let (index, _, denial) = denied.get_full(&check.key)?;
         // Under another limit the bucket refills otherwise, also if the old one comes back.
         if now >= denial.until || denial.limit != check.limit {
-            shard.swap_remove_index(index);
+            denied.swap_remove_index(index);
             self.count.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
@@ -108,12 +90,12 @@ impl Denials {
             full_at: now.plus_micros(verdict.reset_ms.saturating_mul(1_000)),
             remaining: verdict.remaining,
         };
-        let mut shard = self.shard(&check.key);
-        if shard.len() >= MOST_PER_SHARD && !shard.contains_key(&check.key) {
-            forget_one(&mut shard);
+        let mut denied = self.denied.of(&check.key);
+        if denied.len() >= MOST_PER_LOCK && !denied.contains_key(&check.key) {
+            forget_one(&mut denied);
             self.count.fetch_sub(1, Ordering::Relaxed);
         }
-        if shard.insert(check.key.clone(), denial).is_none() {
+        if denied.insert(check.key.clone(), denial).is_none() {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -127,12 +109,6 @@ impl Denials {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
-
-    fn shard(&self, key: &Key) -> MutexGuard<'_, IndexMap<Key, Denial>> {
-        let index = self.hasher.hash_one(key) as usize % SHARDS;
-        // A denial is written as a whole, so a panic elsewhere leaves none half.
-        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 /// The check of a request that has only one, and that can be refused by it. With several the longest of
@@ -145,10 +121,10 @@ fn alone(checks: &Checks) -> Option<&Check> {
 }
 
 /// Forgets, of a few denials, the one that ends first.
-fn forget_one(shard: &mut IndexMap<Key, Denial>) {
-    let first = (0..LOOKED_AT.min(shard.len())).min_by_key(|index| shard[*index].until);
+fn forget_one(denied: &mut Part<Denial>) {
+    let first = (0..LOOKED_AT.min(denied.len())).min_by_key(|index| denied[*index].until);
     if let Some(index) = first {
-        shard.swap_remove_index(index);
+        denied.swap_remove_index(index);
     }
 }
 

@@ -5,15 +5,14 @@
 
 use std::hash::BuildHasher as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
-use indexmap::IndexMap;
 use pingora_limits::rate::Rate;
 
 use crate::clock::Timestamp;
 use crate::key::Key;
+use crate::keyed::Keyed;
 
 /// Counters of the sketch: with these, among a million keys none counts as hot that is not.
 const HASHES: usize = 4;
@@ -22,11 +21,8 @@ const SLOTS: usize = 8_192;
 /// One request of so many is shown to the sketch.
 const SAMPLE: usize = 8;
 
-/// Locks that keys spread over.
-const SHARDS: usize = 16;
-
-/// Keys that are counted exactly at most, per shard. At 100/s each, all together are 400,000/s.
-const MOST_PER_SHARD: usize = 256;
+/// Keys that are counted exactly at most, per lock. At 100/s each, all together are 400,000/s.
+const MOST_PER_LOCK: usize = 256;
 
 /// From here on a part of a window tells a rate.
 const SOON_MICROS: u64 = 10_000;
@@ -37,7 +33,7 @@ pub struct HotKeys {
     /// Requests of one window from which on a key is hot.
     threshold: u64,
     window_micros: u64,
-    shards: [Mutex<IndexMap<Key, Heat, RandomState>>; SHARDS],
+    hot: Keyed<Heat>,
     hasher: RandomState,
     count: AtomicUsize,
     turn: AtomicUsize,
@@ -64,7 +60,7 @@ impl HotKeys {
             sketch: Rate::new_with_estimator_config(window, HASHES, SLOTS),
             threshold: threshold.max(1),
             window_micros: window.as_micros() as u64,
-            shards: std::array::from_fn(|_| Mutex::default()),
+            hot: Keyed::default(),
             hasher: RandomState::default(),
             count: AtomicUsize::new(0),
             turn: AtomicUsize::new(0),
@@ -73,15 +69,14 @@ impl HotKeys {
 
     /// Counts a request for `cost` tokens of `key`; how hot the key is, if it is.
     pub fn see(&self, key: &Key, cost: u64, now: Timestamp) -> Option<Heat> {
-        let hash = self.hasher.hash_one(key);
         if self.count.load(Ordering::Relaxed) > 0 {
-            let mut shard = self.shard(hash);
-            if let Some((index, _, heat)) = shard.get_full_mut(key) {
+            let mut hot = self.hot.of(key);
+            if let Some((index, _, heat)) = hot.get_full_mut(key) {
                 heat.add(cost, now, self.window_micros);
                 if self.is_hot(heat) {
                     return Some(*heat);
                 }
-                shard.swap_remove_index(index);
+                hot.swap_remove_index(index);
                 self.count.fetch_sub(1, Ordering::Relaxed);
                 return None;
             }
@@ -90,7 +85,8 @@ impl HotKeys {
         if !self.turn.fetch_add(1, Ordering::Relaxed).is_multiple_of(SAMPLE) {
             return None;
         }
-        let seen = u64::try_from(self.sketch.observe(&hash, SAMPLE.cast_signed())).unwrap_or(0);
+        let seen =
+            u64::try_from(self.sketch.observe(&self.hasher.hash_one(key), SAMPLE.cast_signed())).unwrap_or(0);
         if seen < self.threshold {
             return None;
         }
@@ -102,11 +98,11 @@ impl HotKeys {
             requests_since: 0,
             tokens_since: 0,
         };
-        let mut shard = self.shard(hash);
-        if shard.len() >= MOST_PER_SHARD {
+        let mut hot = self.hot.of(key);
+        if hot.len() >= MOST_PER_LOCK {
             return None;
         }
-        if shard.insert(key.clone(), heat).is_none() {
+        if hot.insert(key.clone(), heat).is_none() {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
         Some(heat)
@@ -114,20 +110,18 @@ impl HotKeys {
 
     /// Forgets the keys that nobody has asked for during two windows.
     pub fn sweep(&self, now: Timestamp) {
-        for shard in &self.shards {
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            let before = shard.len();
-            shard.retain(|_, heat| now.micros_since(heat.since) <= 2 * self.window_micros);
-            self.count.fetch_sub(before - shard.len(), Ordering::Relaxed);
+        for mut hot in self.hot.all() {
+            let before = hot.len();
+            hot.retain(|_, heat| now.micros_since(heat.since) <= 2 * self.window_micros);
+            self.count.fetch_sub(before - hot.len(), Ordering::Relaxed);
         }
     }
 
     /// The `most` hottest keys, the hottest first.
     pub fn top(&self, most: usize) -> Vec<(Key, Heat)> {
         let mut all: Vec<(Key, Heat)> = Vec::new();
-        for shard in &self.shards {
-            let shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
-            all.extend(shard.iter().map(|(key, heat)| (key.clone(), *heat)));
+        for hot in self.hot.all() {
+            all.extend(hot.iter().map(|(key, heat)| (key.clone(), *heat)));
         }
         all.sort_by(|(a, x), (b, y)| y.requests.cmp(&x.requests).then_with(|| a.cmp(b)));
         all.truncate(most);
@@ -147,12 +141,6 @@ impl HotKeys {
     /// A key stays hot down to half of the threshold, so that one at the threshold does not come and go.
     fn is_hot(&self, heat: &Heat) -> bool {
         heat.requests.saturating_mul(self.window_micros) >= self.threshold.saturating_mul(500_000)
-    }
-
-    fn shard(&self, hash: u64) -> MutexGuard<'_, IndexMap<Key, Heat, RandomState>> {
-        // The map takes its own bits of the hash. An entry is written as a whole, so a panic elsewhere
-        // leaves none half.
-        self.shards[(hash >> 32) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -192,6 +180,7 @@ fn rate(count: u64, micros: u64) -> u64 {
 mod tests {
     use super::*;
     use crate::key::{Hasher, Part};
+    use crate::keyed::LOCKS;
 
     fn key(name: &str) -> Key {
         let hasher = Hasher::new(b"");
@@ -243,7 +232,7 @@ mod tests {
         for index in 0..20_000 {
             keys.see(&key(&index.to_string()), 1, Timestamp::from_micros(1_000_000));
         }
-        assert!(keys.len() <= SHARDS * MOST_PER_SHARD);
+        assert!(keys.len() <= LOCKS * MOST_PER_LOCK);
         assert_eq!(keys.top(usize::MAX).len(), keys.len());
     }
 }

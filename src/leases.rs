@@ -9,24 +9,18 @@
 //! bring every call back. It is left alone until this gateway's share of the rate can have filled all that it
 //! may hold, and refused meanwhile. The tokens gather in the store; none is lost.
 
-use std::hash::BuildHasher as _;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use foldhash::fast::RandomState;
-use indexmap::IndexMap;
 use tokio::sync::Notify;
 
 use crate::clock::Timestamp;
 use crate::config::HotKeys as Settings;
 use crate::gateways::Gateways;
 use crate::key::Key;
+use crate::keyed::Keyed;
 use crate::limit::{Limit, Outcome, Verdict};
 use crate::metrics::LeaseMetrics;
 use crate::rule::{Check, Demand};
-
-/// Locks that keys spread over.
-const SHARDS: usize = 16;
 
 /// The smallest part of the slack that is worth a lease.
 const FEWEST: u64 = 2;
@@ -52,9 +46,7 @@ pub struct Leases {
     epsilon_ppm: u32,
     lease_micros: u64,
     gateways: Arc<Gateways>,
-    shards: [Mutex<IndexMap<Key, Lease, RandomState>>; SHARDS],
-    hasher: RandomState,
-    count: AtomicUsize,
+    held: Keyed<Lease>,
     orders: Mutex<Vec<Order>>,
     ordered: Notify,
     metrics: LeaseMetrics,
@@ -93,9 +85,7 @@ impl Leases {
             epsilon_ppm: settings.epsilon_ppm,
             lease_micros: settings.lease_for.as_micros() as u64,
             gateways,
-            shards: std::array::from_fn(|_| Mutex::default()),
-            hasher: RandomState::default(),
-            count: AtomicUsize::new(0),
+            held: Keyed::default(),
             orders: Mutex::default(),
             ordered: Notify::new(),
             metrics,
@@ -113,13 +103,10 @@ impl Leases {
         if most < FEWEST {
             return None;
         }
-        let mut shard = self.shard(&check.key);
-        let lease = match shard.get_mut(&check.key) {
+        let mut held = self.held.of(&check.key);
+        let lease = match held.get_mut(&check.key) {
             Some(lease) => lease,
-            None => {
-                self.count.fetch_add(1, Ordering::Relaxed);
-                shard.entry(check.key.clone()).or_insert(Lease::of(check.limit, now))
-            }
+            None => held.entry(check.key.clone()).or_insert(Lease::of(check.limit, now)),
         };
         if lease.limit != check.limit {
             // Counted under another rule: back with it, and begin anew.
@@ -148,13 +135,13 @@ impl Leases {
     /// `None` if it gave no answer, which is not asked for again: the tokens may be gone.
     pub fn land(&self, order: &Order, answer: Option<Verdict>, now: Timestamp) {
         let key = &order.check.key;
-        let mut shard = self.shard(key);
+        let mut held = self.held.of(key);
         let granted = match answer {
             Some(Verdict { outcome: Outcome::Leased(tokens), .. }) => tokens,
             _ => 0,
         };
         self.metrics.fetched.inc_by(granted);
-        let Some(lease) = shard.get_mut(key) else {
+        let Some(lease) = held.get_mut(key) else {
             // Nobody holds this lease any more.
             self.metrics.returned.inc_by(granted);
             self.order(Check { demand: Demand::Return, cost: granted, ..order.check.clone() }, now);
@@ -202,9 +189,8 @@ impl Leases {
     /// at all any more is let go: the others do not count on it coming back.
     pub fn sweep(&self, now: Timestamp) {
         let holders = self.gateways.holders(now);
-        for shard in &self.shards {
-            let mut shard = lock(shard);
-            shard.retain(|key, lease| {
+        for mut held in self.held.all() {
+            held.retain(|key, lease| {
                 let Some(holders) = holders else {
                     self.metrics.expired.inc_by(lease.tokens);
                     lease.tokens = 0;
@@ -221,8 +207,8 @@ impl Leases {
 
     /// Orders back all that is held: for the end of this process.
     pub fn give_all_back(&self, now: Timestamp) {
-        for shard in &self.shards {
-            for (key, mut lease) in lock(shard).drain(..) {
+        for mut held in self.held.all() {
+            for (key, mut lease) in held.drain(..) {
                 let tokens = lease.tokens;
                 self.give_back(&key, &mut lease, tokens, now);
             }
@@ -242,7 +228,7 @@ impl Leases {
 
     /// How many keys are leased.
     pub fn len(&self) -> usize {
-        self.count.load(Ordering::Relaxed)
+        self.held.len()
     }
 
     /// Whether none is.
@@ -252,7 +238,7 @@ impl Leases {
 
     /// Tokens that are held here of `key`.
     pub fn held(&self, key: &Key) -> u64 {
-        self.shard(key).get(key).map_or(0, |lease| lease.tokens)
+        self.held.of(key).get(key).map_or(0, |lease| lease.tokens)
     }
 
     /// The most that one of `holders` may hold of a key, on its way or here.
@@ -277,13 +263,7 @@ impl Leases {
     }
 
     fn recount(&self) {
-        let count = self.shards.iter().map(|shard| lock(shard).len()).sum();
-        self.count.store(count, Ordering::Relaxed);
-        self.metrics.leases.set(i64::try_from(count).unwrap_or(i64::MAX));
-    }
-
-    fn shard(&self, key: &Key) -> MutexGuard<'_, IndexMap<Key, Lease, RandomState>> {
-        lock(&self.shards[(self.hasher.hash_one(key) >> 32) as usize % SHARDS])
+        self.metrics.leases.set(i64::try_from(self.len()).unwrap_or(i64::MAX));
     }
 }
 

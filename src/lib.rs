@@ -9,6 +9,7 @@ pub mod key;
 pub mod metrics;
 
 // layer 1: limits, pure
+pub mod keyed;
 pub mod limit;
 
 // the configuration: from as written to as meant; and the log

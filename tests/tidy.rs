@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The modules in their layers, lowest first. A module imports only from lower layers.
 const LAYERS: [&[&str]; 14] = [
     &["clock", "key", "metrics"],
-    &["limit"],
+    &["keyed", "limit"],
     &["config"],
     &["logging"],
     &["book", "gateways", "identity", "route", "rule"],

@@ -2,7 +2,8 @@ use smallvec::smallvec;
 
 use super::*;
 use crate::config::OnStoreFailure;
-use crate::key::{Hasher, Part};
+use crate::key::{Hasher, Key, Part};
+use crate::keyed::LOCKS;
 use crate::limit::token_bucket::TokenBucket;
 use crate::rule::{Demand, RuleId};
 
@@ -81,10 +82,10 @@ fn it_ends_soon() {
 #[test]
 fn there_is_a_bound() {
     let denials = Denials::default();
-    for n in 0..2 * SHARDS * MOST_PER_SHARD {
+    for n in 0..2 * LOCKS * MOST_PER_LOCK {
         let checks: Checks = smallvec![check(&format!("t{n}"), 20, 1)];
         denials.note(&checks, &refusal(&checks, 500), at(0), at(0));
     }
-    assert!(denials.len() <= SHARDS * MOST_PER_SHARD);
-    assert!(denials.len() > SHARDS * MOST_PER_SHARD * 9 / 10);
+    assert!(denials.len() <= LOCKS * MOST_PER_LOCK);
+    assert!(denials.len() > LOCKS * MOST_PER_LOCK * 9 / 10);
 }

@@ -103,32 +103,35 @@ impl Named {
         if rule.mode == Mode::Off {
             return Ok(None);
         }
-        if let Some(name) = rule.key.iter().find_map(|source| missing(source, asked.headers)) {
-            (hands.note_missing)(&self.id);
-            match rule.missing {
-                MissingValue::Share => {}
-                MissingValue::Skip => return Ok(None),
-                MissingValue::Reject => return Err(Missing(name)),
-            }
-        }
         let mut segments = self.segments.iter();
-        let parts: Vec<Part> = rule
-            .key
-            .iter()
-            .map(|source| match source {
+        let mut parts = Vec::with_capacity(rule.key.len());
+        let mut missing = None;
+        for source in &rule.key {
+            parts.push(match source {
                 KeySource::Tenant => hands.tenant.clone(),
                 KeySource::ApiKey => hands.hasher.part(&subject.claimed),
                 KeySource::ClientAddress => hands.hasher.part(&hands.client_address.subject(asked.client)),
                 KeySource::Route => hands.route.clone(),
                 KeySource::Global => Part::known(b"global", hands.hasher),
-                KeySource::Header(name) => hands.hasher.part(&joined(asked.headers, name)),
-                KeySource::Cookie(name) => hands.hasher.part(&cookie(asked.headers, name)),
+                KeySource::Header(_) | KeySource::Cookie(_) => {
+                    let value = sent(source, asked.headers);
+                    missing = missing.or(value.is_empty().then_some(source));
+                    hands.hasher.part(&value)
+                }
                 KeySource::Path(_) => {
                     let segment = segments.next().and_then(|index| asked.path.split('/').nth(*index));
                     hands.hasher.part(segment.unwrap_or_default().as_bytes())
                 }
-            })
-            .collect();
+            });
+        }
+        if let Some(source) = missing {
+            (hands.note_missing)(&self.id);
+            match rule.missing {
+                MissingValue::Share => {}
+                MissingValue::Skip => return Ok(None),
+                MissingValue::Reject => return Err(Missing(name_of(source))),
+            }
+        }
         let limit = rule.limit.value.on(now);
         let key = Key::named(hands.prefix, &parts, &rule.name.value, limit.algorithm());
         let enforced = rule.mode == Mode::Enforce && is_among(key.as_str().as_bytes(), rule.enforce_percent);
@@ -177,43 +180,41 @@ pub(super) struct Hands<'s> {
     pub(super) note_missing: &'s mut dyn FnMut(&RuleId),
 }
 
-/// What of a key a request does not have: for a header or cookie that is not there or empty, its name.
-fn missing(source: &KeySource, headers: &http::HeaderMap) -> Option<String> {
-    match source {
-        KeySource::Header(name) => {
-            let is_there = headers.get_all(name).iter().any(|line| !line.as_bytes().trim_ascii().is_empty());
-            (!is_there).then(|| format!("the header {name}"))
+/// What a request has sent in a header or cookie: all lines or values, for which one an upstream reads is not known
+/// here. Each stands behind its length, so that two are not one with a comma in it. Empty if there is none: who
+/// leaves it away shares one bucket with all who do.
+fn sent(source: &KeySource, headers: &http::HeaderMap) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut add = |value: &[u8]| {
+        let value = value.trim_ascii();
+        if !value.is_empty() {
+            all.extend_from_slice(&(value.len() as u64).to_be_bytes());
+            all.extend_from_slice(value);
         }
-        KeySource::Cookie(name) => cookie(headers, name).is_empty().then(|| format!("the cookie {name}")),
-        _ => None,
-    }
-}
-
-/// All lines of a header, each behind its length, so that two lines are not one with a comma in it. None is the
-/// empty value: whoever leaves the header away shares one bucket with all who do.
-fn joined(headers: &http::HeaderMap, name: &http::HeaderName) -> Vec<u8> {
-    let mut all = Vec::new();
-    for line in headers.get_all(name).iter().filter(|line| !line.as_bytes().trim_ascii().is_empty()) {
-        all.extend_from_slice(&(line.len() as u64).to_be_bytes());
-        all.extend_from_slice(line.as_bytes());
-    }
-    all
-}
-
-/// All values of a cookie, each behind its length: which one an upstream reads is not known here. Empty if there is
-/// none.
-fn cookie(headers: &http::HeaderMap, name: &str) -> Vec<u8> {
-    let lines = headers.get_all(http::header::COOKIE).iter();
-    let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
-    let values = pairs.filter_map(|pair| {
-        let pair = pair.trim_ascii();
-        let equals = pair.iter().position(|byte| *byte == b'=')?;
-        (&pair[..equals] == name.as_bytes()).then(|| pair[equals + 1..].trim_ascii())
-    });
-    let mut all = Vec::new();
-    for value in values.filter(|value| !value.is_empty()) {
-        all.extend_from_slice(&(value.len() as u64).to_be_bytes());
-        all.extend_from_slice(value);
+    };
+    match source {
+        KeySource::Header(name) => headers.get_all(name).iter().for_each(|line| add(line.as_bytes())),
+        KeySource::Cookie(name) => {
+            let lines = headers.get_all(http::header::COOKIE).iter();
+            for pair in lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';')) {
+                let pair = pair.trim_ascii();
+                if let Some(value) =
+                    pair.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
+                {
+                    add(value);
+                }
+            }
+        }
+        _ => {}
     }
     all
+}
+
+/// What is missing, for the answer.
+fn name_of(source: &KeySource) -> String {
+    match source {
+        KeySource::Header(name) => format!("the header {name}"),
+        KeySource::Cookie(name) => format!("the cookie {name}"),
+        other => format!("{other:?}"),
+    }
 }
