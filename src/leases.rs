@@ -131,10 +131,15 @@ impl Leases {
         }
     }
 
-    /// Notes what the store has answered to an order for a lease: how many tokens, and what it has left.
-    /// `None` if it gave no answer, which is not asked for again: the tokens may be gone.
+    /// Notes what the store has answered to an order: for a lease how many tokens, and what it has left. `None` if
+    /// it gave no answer, which is not asked for again: the tokens may be gone.
     pub fn land(&self, order: &Order, answer: Option<Verdict>, now: Timestamp) {
         let key = &order.check.key;
+        if order.check.demand == Demand::Return {
+            let event = if answer.is_some() { &self.metrics.returned } else { &self.metrics.lost };
+            event.inc_by(order.check.cost);
+            return;
+        }
         let mut held = self.held.of(key);
         let granted = match answer {
             Some(Verdict { outcome: Outcome::Leased(tokens), .. }) => tokens,
@@ -143,7 +148,6 @@ impl Leases {
         self.metrics.fetched.inc_by(granted);
         let Some(lease) = held.get_mut(key) else {
             // Nobody holds this lease any more.
-            self.metrics.returned.inc_by(granted);
             self.order(Check { demand: Demand::Return, cost: granted, ..order.check.clone() }, now);
             return;
         };
@@ -251,7 +255,6 @@ impl Leases {
             return;
         }
         lease.tokens -= tokens;
-        self.metrics.returned.inc_by(tokens);
         self.order(Check::own(key.clone(), lease.limit, tokens, Demand::Return), now);
     }
 

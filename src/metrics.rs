@@ -128,7 +128,7 @@ pub struct LeaseMetrics {
     pub returned: IntCounter,
     /// They were let go, because the store was not heard for too long.
     pub expired: IntCounter,
-    /// It was asked for them without an answer: they may be gone.
+    /// It was asked for them, or to take them back, without an answer: they may be gone.
     pub lost: IntCounter,
     /// Keys that are leased now.
     pub leases: IntGauge,

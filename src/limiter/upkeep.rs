@@ -116,8 +116,6 @@ impl Limiter {
                 }
             },
         };
-        if order.check.demand == Demand::Lease {
-            leases.land(order, answer, self.clock.now());
-        }
+        leases.land(order, answer, self.clock.now());
     }
 }
