@@ -13,6 +13,7 @@ use pingora::apps::http_app::ServeHttp;
 use pingora::protocols::http::ServerSession;
 use serde_json::{Value, json};
 
+use crate::breaker::State;
 use crate::clock::Clock;
 use crate::config::Secret;
 use crate::hot_keys::Heat;
@@ -22,6 +23,7 @@ use crate::metrics::Metrics;
 use crate::proxy::Live;
 use crate::reload::Reloader;
 use crate::source::postgres::write::Writer;
+use crate::store::Node;
 use crate::store::memory::MemoryStore;
 
 /// Hot keys that are listed.
@@ -84,6 +86,7 @@ impl Admin {
                 self.reloader.database_status(self.clock.now());
                 let held = i64::try_from(self.limiter.permits_held()).unwrap_or(i64::MAX);
                 self.metrics.permits_held.set(held);
+                self.limiter.count_nodes();
                 self.metrics.memory_buckets.set(i64::try_from(self.memory.len()).unwrap_or(i64::MAX));
                 self.metrics.memory_evictions.set(i64::try_from(self.memory.evicted()).unwrap_or(i64::MAX));
                 respond(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics.render())
@@ -126,6 +129,7 @@ impl Admin {
                 "kind": self.store_kind,
                 "up": self.limiter.store_is_up(),
                 "breaker": self.limiter.breaker_state().label(),
+                "nodes": self.limiter.nodes().into_iter().map(describe).collect::<Vec<_>>(),
             },
             "gateways": self.limiter.gateways(),
             "memory_buckets": self.memory.len(),
@@ -183,6 +187,10 @@ impl Admin {
         refusal.headers_mut().insert(header::WWW_AUTHENTICATE, http::HeaderValue::from_static("Bearer"));
         Err(Box::new(refusal))
     }
+}
+
+fn describe((node, breaker): (Node, State)) -> Value {
+    json!({ "address": node.address, "up": node.up, "breaker": breaker.label(), "trouble": node.trouble })
 }
 
 /// Compares in a time that depends on the lengths only.

@@ -9,10 +9,11 @@
 //! A probe that is dropped on the way opens the circuit again, so half-open cannot get stuck.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::clock::Timestamp;
 use crate::config;
+use crate::store::NodeId;
 
 /// The window over which the share of failures is taken.
 const WINDOW_MICROS: u64 = 10_000_000;
@@ -195,6 +196,28 @@ impl Breaker {
 
     fn pause(&self) -> MutexGuard<'_, Pause> {
         self.pause.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The circuits in front of all nodes of a store: one that is away must not send the keys of the others to the
+/// fallback.
+#[derive(Debug)]
+pub struct Breakers {
+    settings: config::Breaker,
+    seed: u64,
+    nodes: Box<[OnceLock<Box<Breaker>>]>,
+}
+
+impl Breakers {
+    /// Closed circuits; `seed` spreads the pauses of gateways.
+    pub fn new(settings: config::Breaker, seed: u64) -> Self {
+        Self { settings, seed, nodes: (0..NodeId::MOST).map(|_| OnceLock::new()).collect() }
+    }
+
+    /// The circuit in front of one node.
+    pub fn of(&self, node: NodeId) -> &Breaker {
+        let seed = self.seed.wrapping_add(node.index() as u64);
+        self.nodes[node.index()].get_or_init(|| Box::new(Breaker::new(self.settings, seed)))
     }
 }
 

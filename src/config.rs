@@ -128,13 +128,82 @@ pub struct Breaker {
     pub apart: Duration,
 }
 
-/// One Redis.
+/// Redis: one, several, or a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Redis {
-    /// `redis://...` or `unix://...`. May hold a password.
-    pub url: Placed<Secret>,
+    /// Where.
+    pub servers: Servers,
+    /// Who the gateway is there, if the addresses do not say it.
+    pub login: Login,
+    /// The number of the database, if the address does not say it.
+    pub database: Option<u32>,
+    /// How TLS is spoken, if otherwise than with the authorities of the system.
+    pub tls: Option<Placed<RedisTls>>,
     /// The most that one call may take.
     pub timeout: Duration,
+}
+
+/// Where Redis is. Each address is `redis://...`, `rediss://...` or `unix://...`, and may hold a password.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Servers {
+    /// There.
+    One(Placed<Secret>),
+    /// Where Sentinels say.
+    Sentinel {
+        /// The name they know the master by.
+        master: Box<str>,
+        /// The Sentinels.
+        nodes: Vec<Placed<Secret>>,
+        /// Who the gateway is to them.
+        login: Login,
+    },
+    /// A cluster, which some of its nodes lead to.
+    Cluster(Vec<Placed<Secret>>),
+}
+
+/// A user and a password, as far as they are given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Login {
+    /// The name; `default` if there is only a password.
+    pub user: Option<Box<str>>,
+    /// The password.
+    pub password: Option<Secret>,
+}
+
+/// Files for TLS, in PEM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RedisTls {
+    /// The authorities that are trusted, in the place of those of the system.
+    pub ca: Option<PathBuf>,
+    /// Who the gateway is.
+    pub client: Option<Certificate>,
+}
+
+impl Servers {
+    /// The addresses as they are written, of which there is at least one.
+    pub fn addresses(&self) -> &[Placed<Secret>] {
+        match self {
+            Self::One(address) => std::slice::from_ref(address),
+            Self::Sentinel { nodes, .. } | Self::Cluster(nodes) => nodes,
+        }
+    }
+
+    /// The field that they are written in.
+    pub const fn field(&self) -> &'static str {
+        match self {
+            Self::One(_) => "store.redis.url",
+            Self::Sentinel { .. } => "store.redis.sentinel.nodes",
+            Self::Cluster(_) => "store.redis.cluster",
+        }
+    }
+}
+
+impl Redis {
+    /// One Redis at `url`, without further ado.
+    pub fn at(url: &str, timeout: Duration) -> Self {
+        let url = Placed { value: Secret(url.into()), place: Place::default() };
+        Self { servers: Servers::One(url), login: Login::default(), database: None, tls: None, timeout }
+    }
 }
 
 /// Who a request belongs to.

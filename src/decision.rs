@@ -12,8 +12,10 @@ use crate::rule::{Check, Checks, Demand, RuleId, Verdicts};
 pub struct Decision {
     /// What happens to the request.
     pub admission: Admission,
-    /// What the decision rests on.
+    /// What the decision rests on: on the fallback if any part of it does.
     pub basis: Basis,
+    /// What it rests on by check, where the checks were not asked together; else empty.
+    pub bases: SmallVec<[Basis; 2]>,
     /// What each check was told; empty where nothing was asked.
     pub verdicts: Verdicts,
     /// Whose turn it was among the shards, where there are some.
@@ -49,12 +51,18 @@ pub enum Basis {
 impl Decision {
     /// The decision on a request that no rule applies to.
     pub fn no_rule() -> Self {
-        Self { admission: Admission::Admitted, basis: Basis::NoRule, verdicts: Verdicts::new(), turn: 0 }
+        Self {
+            admission: Admission::Admitted,
+            basis: Basis::NoRule,
+            bases: SmallVec::new(),
+            verdicts: Verdicts::new(),
+            turn: 0,
+        }
     }
 
     /// The decision not to guess without the store.
     pub fn unavailable() -> Self {
-        Self { admission: Admission::Unavailable, basis: Basis::Fallback, verdicts: Verdicts::new(), turn: 0 }
+        Self { admission: Admission::Unavailable, basis: Basis::Fallback, ..Self::no_rule() }
     }
 
     /// A decision from what all checks were told. Shadows have no say in it.
@@ -62,7 +70,41 @@ impl Decision {
         let mut votes = checks.iter().zip(&verdicts).filter(|(check, _)| check.votes());
         let admitted = votes.all(|(_, verdict)| verdict.outcome == Outcome::Allowed);
         let admission = if admitted { Admission::Admitted } else { Admission::Refused };
-        Self { admission, basis, verdicts, turn: 0 }
+        Self { admission, basis, verdicts, ..Self::no_rule() }
+    }
+
+    /// The decision on all checks of a request from those on its parts: `parts` says which checks each of them was
+    /// on. All must admit.
+    pub fn of_parts(checks: &Checks, parts: &[(SmallVec<[usize; 2]>, Self)]) -> Self {
+        if parts.iter().any(|(_, part)| part.admission == Admission::Unavailable) {
+            return Self::unavailable();
+        }
+        let mut told: SmallVec<[(usize, Verdict, Basis); 4]> = parts
+            .iter()
+            .flat_map(|(asked, part)| {
+                asked.iter().zip(&part.verdicts).map(|(index, verdict)| (*index, *verdict, part.basis))
+            })
+            .collect();
+        told.sort_unstable_by_key(|(index, ..)| *index);
+        let bases: SmallVec<[Basis; 2]> = told.iter().map(|(_, _, basis)| *basis).collect();
+        let weakest = if bases.contains(&Basis::Fallback) { Basis::Fallback } else { Basis::Store };
+        let verdicts = told.into_iter().map(|(_, verdict, _)| verdict).collect();
+        Self { bases, ..Self::from_verdicts(weakest, checks, verdicts) }
+    }
+
+    /// What these checks had taken was given back.
+    pub fn take_back(&mut self, checks: &Checks, group: &[usize]) {
+        for index in group.iter().filter(|index| checks[**index].demand == Demand::Take) {
+            if let Some(verdict) = self.verdicts.get_mut(*index) {
+                let left = verdict.remaining.saturating_add(checks[*index].cost);
+                verdict.remaining = left.min(checks[*index].limit.capacity());
+            }
+        }
+    }
+
+    /// What it says of a check rests on this.
+    pub fn basis_of(&self, index: usize) -> Basis {
+        self.bases.get(index).copied().unwrap_or(self.basis)
     }
 
     /// The same, told of the whole of each bucket that is split over shards. What the other shards hold is
@@ -86,6 +128,14 @@ impl Decision {
                 *known = *verdict;
             }
         }
+        let mut bases: SmallVec<[Basis; 2]> =
+            (0..self.verdicts.len()).map(|index| self.basis_of(index)).collect();
+        for (position, index) in asked.iter().enumerate() {
+            if let Some(basis) = bases.get_mut(*index) {
+                *basis = other.basis_of(position);
+            }
+        }
+        self.bases = bases;
         // Who was admitted has only asked for what refuses nobody.
         if self.admission != Admission::Admitted {
             (self.admission, self.basis, self.turn) = (other.admission, other.basis, turn);
@@ -137,13 +187,15 @@ impl Decision {
         (!check.votes(), candidate, verdict.is_allowed(), Reverse(verdict.retry_after_ms), left)
     }
 
-    /// Whether it has given that permit.
-    pub fn gives(&self, checks: &Checks, permit: u64) -> bool {
+    /// Whether it has given that permit, and on what basis it says so.
+    pub fn gives(&self, checks: &Checks, permit: u64) -> (bool, Basis) {
         let admitted = self.admission == Admission::Admitted;
-        let of = |(check, verdict): (&Check, &Verdict)| {
-            check.permit == permit && verdict.is_allowed() && (admitted || check.demand == Demand::Shadow)
+        let Some(index) = checks.iter().position(|check| check.permit == permit) else {
+            return (false, self.basis);
         };
-        checks.iter().zip(&self.verdicts).any(of)
+        let is_given = self.verdicts.get(index).is_some_and(Verdict::is_allowed)
+            && (admitted || checks[index].demand == Demand::Shadow);
+        (is_given, self.basis_of(index))
     }
 
     /// The outcome in metrics: that of the request, or what a rule in shadow would have made of it.

@@ -10,19 +10,20 @@
 //! refilled meanwhile would have been refilled in the store as well. Where others were quicker and have
 //! had it from the store already, the debit leaves the bucket there below 0.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use indexmap::IndexMap;
 
 use crate::clock::Timestamp;
 use crate::config::OnStoreFailure;
-use crate::decision::{Admission, Basis, Decision};
+use crate::decision::{Basis, Decision};
 use crate::gateways::Gateways;
 use crate::key::Key;
 use crate::limit::{Outcome, Verdict};
 use crate::metrics::Metrics;
 use crate::rule::{Check, Checks, Demand, Verdicts};
+use crate::store::NodeId;
 use crate::store::memory::MemoryStore;
 
 /// Decides while the store does not.
@@ -31,10 +32,19 @@ pub struct Fallback {
     memory: Arc<MemoryStore>,
     gateways: Arc<Gateways>,
     most_debts: usize,
+    /// By the node that is owed to.
+    books: Box<[OnceLock<Book>]>,
+    /// Keys in all of them.
+    debt_count: AtomicUsize,
+    metrics: Metrics,
+}
+
+/// What is owed to one node.
+#[derive(Debug, Default)]
+struct Book {
     debts: Mutex<IndexMap<Key, Debt>>,
     /// Whether there are any, without a lock.
     in_debt: AtomicBool,
-    metrics: Metrics,
 }
 
 /// What was spent on one key without the store.
@@ -59,8 +69,8 @@ impl Fallback {
             memory,
             gateways,
             most_debts,
-            debts: Mutex::default(),
-            in_debt: AtomicBool::new(false),
+            books: (0..NodeId::MOST).map(|_| OnceLock::new()).collect(),
+            debt_count: AtomicUsize::new(0),
             metrics,
         }
     }
@@ -80,19 +90,10 @@ impl Fallback {
         decision
     }
 
-    /// [`Fallback::decide`] for what the store has certainly not taken: what it spends is owed.
-    pub fn decide_and_owe(&self, checks: &Checks, now: Timestamp) -> Decision {
-        let decision = self.decide(checks, now);
-        if decision.admission == Admission::Admitted {
-            self.owe(checks);
-        }
-        decision
-    }
-
     /// Notes the levels that the store has told, to begin at if it fails. Not while there are debts: what
     /// is missing in the buckets here tells how much of them is still to be debited.
-    pub fn learn(&self, checks: &Checks, verdicts: &Verdicts, now: Timestamp) {
-        if self.in_debt() {
+    pub fn learn(&self, node: NodeId, checks: &Checks, verdicts: &Verdicts, now: Timestamp) {
+        if self.in_debt(node) {
             return;
         }
         let gateways = self.gateways();
@@ -104,23 +105,36 @@ impl Fallback {
         }
     }
 
-    /// Notes what an admitted request has spent here, to be debited in the store. Shadows refuse nobody,
-    /// so nothing is owed for them.
-    fn owe(&self, checks: &Checks) {
+    /// Notes what an admitted request has spent here and certainly not in the store, to be debited there. Shadows
+    /// refuse nobody, so nothing is owed for them.
+    pub fn owe(&self, node: NodeId, checks: &Checks) {
         for check in checks.iter().filter(|check| check.votes()) {
             // A check that only looked has spent nothing, and a permit comes back by itself.
             let spends = check.demand == Demand::Take && !check.limit.counts_permits();
             if spends && check.on_store_failure == OnStoreFailure::Local && check.cost > 0 {
-                self.add(Debt {
-                    check: Check { demand: Demand::Debit, ..check.clone() },
-                    largest: check.cost,
-                });
+                let check = Check { demand: Demand::Debit, ..check.clone() };
+                self.add(node, Debt { largest: check.cost, check });
             }
         }
     }
 
+    /// Gives back what was taken here for a request that was refused elsewhere.
+    pub fn give_back(&self, checks: &Checks, now: Timestamp) {
+        let gateways = self.gateways();
+        let taken = checks.iter().filter(|check| check.demand == Demand::Take && check.cost > 0);
+        let back: Checks = taken
+            .filter(|check| check.on_store_failure == OnStoreFailure::Local)
+            .map(|check| Check {
+                limit: check.limit.share(gateways, check.cost),
+                demand: Demand::Return,
+                ..check.clone()
+            })
+            .collect();
+        self.memory.take_at(&back, now);
+    }
+
     /// Takes here what is charged afterwards, and owes it to the store; gives back what was taken too much.
-    pub fn charge(&self, charges: &Checks, now: Timestamp) {
+    pub fn charge(&self, node: NodeId, charges: &Checks, now: Timestamp) {
         let gateways = self.gateways();
         let local: Checks = charges
             .iter()
@@ -128,7 +142,7 @@ impl Fallback {
             .collect();
         self.memory.take_at(&local, now);
         for check in charges.iter().filter(|check| check.demand == Demand::Debit) {
-            self.add(Debt { check: check.clone(), largest: check.cost });
+            self.add(node, Debt { check: check.clone(), largest: check.cost });
         }
     }
 
@@ -137,31 +151,41 @@ impl Fallback {
         self.memory.take_at(checks, now);
     }
 
-    /// Takes all debts out of the books.
-    pub fn take_debts(&self) -> Vec<Debt> {
-        std::mem::take(&mut *self.debts()).into_values().collect()
+    /// Takes all debts to a node out of its book.
+    pub fn take_debts(&self, node: NodeId) -> Vec<Debt> {
+        let debts = std::mem::take(&mut *lock(&self.book(node).debts));
+        self.debt_count.fetch_sub(debts.len(), Ordering::Relaxed);
+        debts.into_values().collect()
     }
 
-    /// Notes that nothing is owed any more, if that is so.
-    pub fn settled(&self) {
-        let debts = self.debts();
-        self.in_debt.store(!debts.is_empty(), Ordering::Release);
+    /// Notes that nothing is owed to a node any more, if that is so.
+    pub fn settled(&self, node: NodeId) {
+        let book = self.book(node);
+        let debts = lock(&book.debts);
+        book.in_debt.store(!debts.is_empty(), Ordering::Release);
     }
 
-    /// Whether something is owed to the store.
-    pub fn in_debt(&self) -> bool {
-        self.in_debt.load(Ordering::Acquire)
+    /// Whether something is owed to a node.
+    pub fn in_debt(&self, node: NodeId) -> bool {
+        self.books[node.index()].get().is_some_and(|book| book.in_debt.load(Ordering::Acquire))
     }
 
-    /// Puts a debt back that the store was not asked for.
-    pub fn add(&self, debt: Debt) {
-        let mut debts = self.debts();
-        self.in_debt.store(true, Ordering::Release);
+    /// The nodes to which something is owed.
+    pub fn creditors(&self) -> Vec<NodeId> {
+        (0..NodeId::MOST).map(NodeId::at).filter(|node| self.in_debt(*node)).collect()
+    }
+
+    /// Notes a debt, or puts one back that the store was not asked for.
+    pub fn add(&self, node: NodeId, debt: Debt) {
+        let book = self.book(node);
+        let mut debts = lock(&book.debts);
+        book.in_debt.store(true, Ordering::Release);
         if let Some(known) = debts.get_mut(&debt.check.key) {
             known.check.cost = known.check.cost.saturating_add(debt.check.cost);
             known.check.limit = debt.check.limit;
             known.largest = known.largest.max(debt.largest);
-        } else if debts.len() < self.most_debts {
+        } else if self.debt_count() < self.most_debts {
+            self.debt_count.fetch_add(1, Ordering::Relaxed);
             debts.insert(debt.check.key.clone(), debt);
         } else {
             self.metrics.dropped_debits.inc();
@@ -170,7 +194,7 @@ impl Fallback {
 
     /// Keys on which something is owed.
     pub fn debt_count(&self) -> usize {
-        self.debts().len()
+        self.debt_count.load(Ordering::Relaxed)
     }
 
     /// What of a debt is still to be debited at `now` in a store that was last known to be away at
@@ -207,9 +231,21 @@ impl Fallback {
         checks.iter().map(verdict).collect()
     }
 
-    fn debts(&self) -> MutexGuard<'_, IndexMap<Key, Debt>> {
-        self.debts.lock().unwrap_or_else(PoisonError::into_inner)
+    fn book(&self, node: NodeId) -> &Book {
+        self.books[node.index()].get_or_init(Book::default)
     }
+}
+
+impl Debt {
+    /// The bucket on which it is owed.
+    pub const fn key(&self) -> &Key {
+        &self.check.key
+    }
+}
+
+/// What is behind the lock is never half written, so a panic elsewhere does no harm.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What a rule on `allow` says: everything fits, nothing is counted.

@@ -73,6 +73,12 @@ impl Key {
         Self(format!("tollgate:{{{prefix}}}:{name}").into())
     }
 
+    /// A key like this one in another slot: one of many, by `number`.
+    #[must_use]
+    pub fn in_another_slot(&self, number: u32) -> Self {
+        Self(self.0.replacen('}', &format!("-{number}}}"), 1).into())
+    }
+
     /// Whose bucket it is and on which route, as they stand in the key.
     pub fn parts(&self) -> Option<(&str, &str)> {
         let (_, rest) = self.0.split_once(":{")?;

@@ -1,5 +1,7 @@
 //! The limiter: all checks of one request to one decision, whatever the store does.
 
+mod apart;
+mod recovery;
 mod upkeep;
 
 use std::hash::{BuildHasher as _, RandomState};
@@ -7,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use smallvec::{SmallVec, smallvec};
 
-use crate::breaker::{Breaker, Call, State};
+use crate::breaker::{Breakers, Call, State};
 use crate::clock::{Clock, Timestamp};
-use crate::decision::{Basis, Decision};
+use crate::decision::{Admission, Basis, Decision};
 use crate::denials::Denials;
 use crate::fallback::Fallback;
 use crate::hot_keys::{Heat, HotKeys};
@@ -20,13 +23,10 @@ use crate::leases::Leases;
 use crate::metrics::Metrics;
 use crate::permits::{Guard, Permits};
 use crate::rule::{Check, Checks};
-use crate::store::{Store, StoreFault};
+use crate::store::{Node, NodeId, Store, StoreFault};
 
 /// How often an open breaker and the leases are looked after.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-
-/// Debits in one call.
-const DEBITS_PER_CALL: usize = 64;
 
 /// Decides requests.
 #[derive(Debug)]
@@ -50,8 +50,8 @@ pub struct Remote {
     pub denials: Denials,
     /// What need not be asked: it was taken in advance.
     pub leases: Leases,
-    /// The circuit in front of the store.
-    pub breaker: Breaker,
+    /// The circuits in front of its nodes.
+    pub breakers: Breakers,
     /// What decides meanwhile.
     pub fallback: Fallback,
     /// A check that no request has: the way back begins with it.
@@ -114,19 +114,49 @@ impl Limiter {
         }
         let asked = self.clock.now();
         let heat = alone(checks).and_then(|check| self.hot_keys.see(&check.key, check.cost, asked));
-        let Some(Remote { denials, leases, breaker, fallback, .. }) = &self.remote else {
+        let Some(remote) = &self.remote else {
             return match self.store.acquire(checks).await {
                 Ok(verdicts) => Decision::from_verdicts(Basis::Store, checks, verdicts),
                 Err(_) => Decision::unavailable(),
             };
         };
-        if let Some(refusal) = denials.refuse(checks, asked) {
+        if let Some(refusal) = remote.denials.refuse(checks, asked) {
             return refusal;
         }
-        if let Some(verdict) = heat.and_then(|heat| leases.take(alone(checks)?, heat.tokens, asked)) {
+        if let Some(verdict) = heat.and_then(|heat| remote.leases.take(alone(checks)?, heat.tokens, asked)) {
             return Decision::from_verdicts(Basis::Lease, checks, smallvec![verdict]);
         }
-        let Some(call) = breaker.admit() else { return fallback.decide_and_owe(checks, asked) };
+        match self.shared_slot(checks) {
+            Some(slot) => match self.ask(remote, self.store.node_of(slot), checks, asked).await {
+                Ok(part) => part.paid_for(remote, checks),
+                Err(Apart) => self.decide_apart(remote, checks, apart::each_alone(checks), asked).await,
+            },
+            None => self.decide_apart(remote, checks, self.by_slot(checks), asked).await,
+        }
+    }
+
+    /// The slot of all checks, if they share one.
+    fn shared_slot(&self, checks: &Checks) -> Option<u16> {
+        let mut slots = checks.iter().map(|check| self.store.slot_of(&check.key));
+        let first = slots.next()?;
+        slots.all(|slot| slot == first).then_some(first)
+    }
+
+    /// Decides checks that share a slot: by its node, or without it.
+    async fn ask(
+        &self,
+        remote: &Remote,
+        node: NodeId,
+        checks: &Checks,
+        asked: Timestamp,
+    ) -> Result<Part, Apart> {
+        let Remote { denials, breakers, fallback, .. } = remote;
+        let by_fallback = |now, owes| Part { decision: fallback.decide(checks, now), owes, node };
+        let breaker = breakers.of(node);
+        // A slot that nobody has is nobody's fault.
+        let Some(call) = breaker.admit().filter(|_| node != NodeId::NOBODY) else {
+            return Ok(by_fallback(asked, true));
+        };
         let answer = self.store.acquire(checks).await;
         let now = self.clock.now();
         match answer {
@@ -134,20 +164,20 @@ impl Limiter {
                 call.answered(now);
                 // An answer that comes when others have been decided here already is no news.
                 if breaker.state() == State::Closed {
-                    fallback.learn(checks, &verdicts, now);
+                    fallback.learn(node, checks, &verdicts, now);
                 }
                 let decision = Decision::from_verdicts(Basis::Store, checks, verdicts);
                 denials.note(checks, &decision, asked, now);
-                decision
+                Ok(Part { decision, owes: false, node })
+            }
+            Err(StoreFault::Apart) if checks.len() > 1 => {
+                call.answered(now);
+                Err(Apart)
             }
             Err(fault) => {
-                self.failed(call, &fault, now);
+                self.failed(node, call, &fault, now);
                 // What the store may have taken already is not owed once more.
-                if fault.may_have_run() {
-                    fallback.decide(checks, now)
-                } else {
-                    fallback.decide_and_owe(checks, now)
-                }
+                Ok(by_fallback(now, !fault.may_have_run()))
             }
         }
     }
@@ -165,19 +195,30 @@ impl Limiter {
         if charges.is_empty() {
             return;
         }
-        let Some(Remote { breaker, fallback, .. }) = &self.remote else {
+        let Some(remote) = &self.remote else {
             // The memory of this process does not fail.
             let _ = self.store.acquire(charges).await;
             return;
         };
-        let Some(call) = breaker.admit() else { return fallback.charge(charges, self.clock.now()) };
+        let parts = self.in_calls(charges.iter().cloned(), charges.len(), |charge| charge);
+        join_all(parts.into_iter().map(|(node, charges)| async move {
+            self.charge_at(remote, node, &charges.into()).await;
+        }))
+        .await;
+    }
+
+    async fn charge_at(&self, remote: &Remote, node: NodeId, charges: &Checks) {
+        let fallback = &remote.fallback;
+        let Some(call) = remote.breakers.of(node).admit() else {
+            return fallback.charge(node, charges, self.clock.now());
+        };
         match self.store.acquire(charges).await {
             Ok(_) => call.answered(self.clock.now()),
             Err(fault) => {
                 let now = self.clock.now();
-                self.failed(call, &fault, now);
+                self.failed(node, call, &fault, now);
                 if !fault.may_have_run() {
-                    fallback.charge(charges, now);
+                    fallback.charge(node, charges, now);
                 }
             }
         }
@@ -194,53 +235,36 @@ impl Limiter {
         self.hot_keys.top(most).into_iter().map(|(key, heat)| (key.clone(), heat, held(&key))).collect()
     }
 
-    /// Looks after the breaker until the process ends.
-    pub async fn keep_recovering(&self) {
-        loop {
-            tokio::time::sleep(LOOK_EVERY).await;
-            self.recover().await;
-        }
-    }
-
-    /// One step of the way back, if one is due: a probe, then what was spent meanwhile is debited,
-    /// then requests are decided by the store again. In this order, so that recovery is no free burst.
-    pub async fn recover(&self) {
-        let Some(Remote { breaker, fallback, probe: check, .. }) = &self.remote else { return };
-        // Without a connection a probe could only fail, and make the next pause longer.
-        if !self.store.is_up() {
-            breaker.note_down(self.clock.now());
-            return;
-        }
-        if breaker.state() == State::Closed && fallback.in_debt() {
-            // From single calls that failed, or from the last moments of an outage.
-            let _ = self.settle(fallback, breaker.down_at()).await;
-            return;
-        }
-        let Some(probe) = breaker.probe(self.clock.now()) else { return };
-        self.tell(State::HalfOpen, "the pause is over");
-        let ask: Checks = std::iter::once(check.clone()).collect();
-        if let Err(fault) = self.store.acquire(&ask).await {
-            drop(probe);
-            self.tell(State::Open, &fault.to_string());
-            return;
-        }
-        if let Err(fault) = self.settle(fallback, breaker.down_at()).await {
-            drop(probe);
-            self.tell(State::Open, &fault.to_string());
-            return;
-        }
-        probe.close();
-        self.tell(State::Closed, "the store answers");
-    }
-
     /// Whether the store answers, as far as is known.
     pub fn store_is_up(&self) -> bool {
         self.store.is_up() && self.breaker_state() == State::Closed
     }
 
-    /// The circuit in front of the store.
+    /// The circuits in front of the store, as one: open if any of them is.
     pub fn breaker_state(&self) -> State {
-        self.remote.as_ref().map_or(State::Closed, |remote| remote.breaker.state())
+        let states = || self.store.nodes().into_iter().map(|node| self.breaker_state_of(node));
+        let worst = |state| states().any(|known| known == state).then_some(state);
+        worst(State::Open).or_else(|| worst(State::HalfOpen)).unwrap_or(State::Closed)
+    }
+
+    /// The circuit in front of one node.
+    pub fn breaker_state_of(&self, node: NodeId) -> State {
+        self.remote.as_ref().map_or(State::Closed, |remote| remote.breakers.of(node).state())
+    }
+
+    /// The nodes of the store, and the circuits in front of them.
+    pub fn nodes(&self) -> Vec<(Node, State)> {
+        self.store.describe().into_iter().map(|node| (node.clone(), self.breaker_state_of(node.id))).collect()
+    }
+
+    /// Brings the metrics on nodes up to date.
+    pub fn count_nodes(&self) {
+        let nodes = self.store.nodes();
+        let up = nodes.iter().filter(|node| self.store.is_node_up(**node)).count();
+        self.metrics.store.connected.set(i64::from(self.store.is_up()));
+        self.metrics.store.nodes.set(i64::try_from(nodes.len()).unwrap_or(i64::MAX));
+        self.metrics.store.nodes_up.set(i64::try_from(up).unwrap_or(i64::MAX));
+        self.metrics.breaker_state.set(self.breaker_state() as i64);
     }
 
     /// Keys on which something is owed to the store.
@@ -253,66 +277,23 @@ impl Limiter {
         self.remote.as_ref().map_or(1, |remote| remote.fallback.gateways())
     }
 
-    /// Debits in the store what was spent without it until `down_at` and since, each debit at most once: one
-    /// whose outcome is unknown is dropped and counted, never repeated. Those that were not made wait for
-    /// the next time.
-    async fn settle(&self, fallback: &Fallback, down_at: Timestamp) -> Result<(), StoreFault> {
-        let debts = fallback.take_debts();
-        let mut unsent = debts.chunks(DEBITS_PER_CALL);
-        while let Some(debts) = unsent.next() {
-            let now = self.clock.now();
-            let due: Vec<Check> =
-                debts.iter().filter_map(|debt| fallback.debit(debt, down_at, now)).collect();
-            if due.is_empty() {
-                continue;
-            }
-            let result = match self.debit(&due).await {
-                // One key holds something else, and so none was debited: each for itself then.
-                Err(fault) if !fault.is_of_the_node() => self.debit_one_by_one(&due).await,
-                result => result,
-            };
-            if let Err(fault) = result {
-                let lost = if fault.may_have_run() { debts } else { &[] };
-                self.metrics.dropped_debits.inc_by(lost.len() as u64);
-                let kept = if fault.may_have_run() { &[] } else { debts };
-                kept.iter().chain(unsent.flatten()).cloned().for_each(|debt| fallback.add(debt));
-                return Err(fault);
-            }
-        }
-        fallback.settled();
-        Ok(())
-    }
-
-    async fn debit_one_by_one(&self, debits: &[Check]) -> Result<(), StoreFault> {
-        for debit in debits.chunks(1) {
-            match self.debit(debit).await {
-                Err(fault) if !fault.is_of_the_node() => self.metrics.dropped_debits.inc(),
-                result => result?,
-            }
-        }
-        Ok(())
-    }
-
-    async fn debit(&self, debits: &[Check]) -> Result<(), StoreFault> {
-        self.store.acquire(&debits.into()).await?;
-        self.metrics.debited_tokens.inc_by(debits.iter().map(|debit| debit.cost).sum());
-        Ok(())
-    }
-
     /// A line and a count for each transition of the breaker.
-    fn tell(&self, to: State, cause: &str) {
+    fn tell(&self, node: NodeId, to: State, cause: &str) {
         self.metrics.breaker_transitions.with_label_values(&[to.label()]).inc();
-        self.metrics.breaker_state.set(to as i64);
-        match to {
-            State::Closed => tracing::info!(to = to.label(), cause, "store breaker"),
-            State::Open | State::HalfOpen => tracing::warn!(to = to.label(), cause, "store breaker"),
+        self.metrics.breaker_state.set(self.breaker_state() as i64);
+        let known = self.store.describe().into_iter().find(|known| known.id == node);
+        let (to, node) = (to.label(), known.map(|node| node.address).unwrap_or_default());
+        if to == State::Closed.label() {
+            tracing::info!(to, cause, node, "store breaker");
+        } else {
+            tracing::warn!(to, cause, node, "store breaker");
         }
     }
 
     /// Counts a call that gave no decision.
-    fn failed(&self, call: Call<'_>, fault: &StoreFault, now: Timestamp) {
+    fn failed(&self, node: NodeId, call: Call<'_>, fault: &StoreFault, now: Timestamp) {
         if fault.is_of_the_node() && call.failed(now) {
-            self.tell(State::Open, &fault.to_string());
+            self.tell(node, State::Open, &fault.to_string());
         }
         self.note(fault, now);
     }
@@ -329,6 +310,27 @@ impl Limiter {
         if mine {
             tracing::warn!(kind = fault.kind(), %fault, "no decision from the store: rules fall back");
         }
+    }
+}
+
+/// What became of checks that share a slot.
+struct Part {
+    decision: Decision,
+    /// Whether what it has spent is owed to the node.
+    owes: bool,
+    node: NodeId,
+}
+
+/// The checks of one slot cannot be asked together: their keys are being moved.
+struct Apart;
+
+impl Part {
+    /// The decision, with what it has spent written down.
+    fn paid_for(self, remote: &Remote, checks: &Checks) -> Decision {
+        if self.owes && self.decision.admission == Admission::Admitted {
+            remote.fallback.owe(self.node, checks);
+        }
+        self.decision
     }
 }
 

@@ -11,7 +11,7 @@ const DECISION_BUCKETS: [f64; 11] =
     [0.000_01, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.05, 0.25];
 
 /// The kinds of store faults: there from the start, so that the first one is seen as an increase.
-const STORE_FAULTS: [&str; 16] = [
+const STORE_FAULTS: [&str; 20] = [
     "down",
     "timeout",
     "waited",
@@ -28,6 +28,10 @@ const STORE_FAULTS: [&str; 16] = [
     "noreplicas",
     "wrong_type",
     "bad_reply",
+    "clusterdown",
+    "moved",
+    "apart",
+    "unfit",
 ];
 
 /// All metrics of a gateway.
@@ -167,12 +171,31 @@ pub struct StoreMetrics {
     pub checks: IntCounter,
     /// Times that the script had to be loaded again.
     pub script_reloads: IntCounter,
-    /// 1 while connected.
+    /// 1 while all nodes are connected.
     pub connected: IntGauge,
+    /// Nodes with buckets.
+    pub nodes: IntGauge,
+    /// Those that are connected.
+    pub nodes_up: IntGauge,
     /// Gateways that share the limits, as far as is known.
     pub live_gateways: IntGauge,
     /// Why there was no connection, or no decision.
     pub errors: IntCounterVec,
+}
+
+impl StoreMetrics {
+    fn new(r: &Registry, store_errors: &IntCounterVec) -> Result<Self, prometheus::Error> {
+        Ok(Self {
+            calls: counter(r, "store_calls_total", "Script calls to the store.")?,
+            checks: counter(r, "store_requests_total", "Requests that were decided by script calls.")?,
+            script_reloads: counter(r, "script_reloads_total", "Times the store had lost the script.")?,
+            connected: gauge(r, "store_connected", "1 while all nodes of the store are connected.")?,
+            nodes: gauge(r, "store_nodes", "Nodes of the store that have buckets.")?,
+            nodes_up: gauge(r, "store_nodes_up", "Nodes of the store that are connected.")?,
+            live_gateways: gauge(r, "live_gateways", "Gateways that share the limits, as far as is known.")?,
+            errors: store_errors.clone(),
+        })
+    }
 }
 
 impl Metrics {
@@ -190,14 +213,7 @@ impl Metrics {
         for kind in STORE_FAULTS {
             store_errors.with_label_values(&[kind]);
         }
-        let store = StoreMetrics {
-            calls: counter(&r, "store_calls_total", "Script calls to the store.")?,
-            checks: counter(&r, "store_requests_total", "Requests that were decided by script calls.")?,
-            script_reloads: counter(&r, "script_reloads_total", "Times the store had lost the script.")?,
-            connected: gauge(&r, "store_connected", "1 while the store is connected.")?,
-            live_gateways: gauge(&r, "live_gateways", "Gateways that share the limits, as far as is known.")?,
-            errors: store_errors.clone(),
-        };
+        let store = StoreMetrics::new(&r, &store_errors)?;
         let decision_seconds = HistogramVec::new(
             HistogramOpts::new(
                 "tollgate_decision_duration_seconds",
@@ -251,7 +267,11 @@ impl Metrics {
                 "Decisions made without the store.",
                 &["rule", "mode", "outcome"],
             )?,
-            breaker_state: gauge(&r, "breaker_state", "The store's breaker: 0 closed, 1 open, 2 half-open.")?,
+            breaker_state: gauge(
+                &r,
+                "breaker_state",
+                "The worst of the store's breakers: 0 closed, 1 open, 2 half-open.",
+            )?,
             breaker_transitions,
             debited_tokens: counter(
                 &r,

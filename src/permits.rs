@@ -121,11 +121,11 @@ impl Permits {
 }
 
 impl Guard {
-    /// Keeps those that were given, in `place`: `given` tells it of each, by its number.
-    pub fn keep(&mut self, place: Place, given: impl Fn(u64) -> bool) {
+    /// Keeps those that were given: `given` tells it of each, by its number, and who said so.
+    pub fn keep(&mut self, given: impl Fn(u64) -> (bool, Place)) {
         let mut held = lock(&self.permits.held);
         self.held.retain(|permit| {
-            let keeps = given(*permit);
+            let (keeps, place) = given(*permit);
             // A store that gave no answer may have given it all the same.
             if place == Place::Here
                 && let Some(known) = held.get(permit)

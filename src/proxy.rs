@@ -85,7 +85,10 @@ impl Gateway {
         ctx.permits = self.limiter.hold(&mut checks);
         let decision = self.limiter.decide(&checks).await;
         if let Some(permits) = &mut ctx.permits {
-            permits.keep(place_of(decision.basis), |permit| decision.gives(&checks, permit));
+            permits.keep(|permit| {
+                let (is_given, basis) = decision.gives(&checks, permit);
+                (is_given, place_of(basis))
+            });
         }
         self.count(ctx, &checks, &decision);
         let answer = match decision.admission {

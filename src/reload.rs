@@ -17,9 +17,12 @@ use crate::metrics::Metrics;
 use crate::proxy::Live;
 use crate::proxy::upstream::ResolveError;
 use crate::source::{self, ReadError};
+use crate::store::redis::RedisStore;
 
 /// Swaps in what the configuration file says now.
 pub struct Reloader {
+    /// The store, where it can be told otherwise who the gateway is.
+    redis: Option<Arc<RedisStore>>,
     path: Option<PathBuf>,
     live: Arc<ArcSwap<Live>>,
     /// What the process started with: what cannot change without a restart is compared with this.
@@ -79,10 +82,12 @@ impl Reloader {
         path: Option<&Path>,
         live: Arc<ArcSwap<Live>>,
         started_with: Config,
+        redis: Option<Arc<RedisStore>>,
         log_level: LogLevel,
         metrics: Metrics,
     ) -> Self {
         Self {
+            redis,
             path: path.map(Into::into),
             live,
             database: database::State::new(started_with.rules.database.clone()),
@@ -167,6 +172,11 @@ impl Reloader {
         let live = Live::new(&config, snapshot, &self.metrics)
             .map_err(|error| ReloadError::Resolve { path: path.clone(), error })?;
         let needs_restart = needs_restart(&self.started_with, &config);
+        if let (Some(store), Some(redis)) = (&self.redis, &config.store.redis) {
+            store
+                .change_access(redis)
+                .map_err(|error| ReloadError::Faults { path: path.clone(), faults: vec![error.into()] })?;
+        }
         self.log_level.set(config.log.level);
         self.serve(live, None);
         Ok(Applied { revision, needs_restart })
@@ -178,8 +188,8 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
     let addresses = |config: &Config| -> Vec<_> {
         config.listeners.iter().map(|listener| (listener.address.value, listener.tls.clone())).collect()
     };
-    let redis =
-        |config: &Config| config.store.redis.as_ref().map(|redis| (redis.url.value.0.clone(), redis.timeout));
+    // Who the gateway is there may change, where it is may not.
+    let redis = |config: &Config| config.store.redis.as_ref().map(RedisStore::place);
     let mut sections = Vec::new();
     let mut compare = |differs: bool, section| {
         if differs {

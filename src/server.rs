@@ -25,7 +25,7 @@ use self::drain::{Drain, Hangup};
 use self::rules::RulesService;
 use self::traffic::Traffic;
 use crate::admin::Admin;
-use crate::breaker::Breaker;
+use crate::breaker::Breakers;
 use crate::clock::{Clock, SystemClock};
 use crate::config::fault::Placed;
 use crate::config::{self, Config, Listener};
@@ -48,7 +48,7 @@ use crate::source::postgres::DatabaseError;
 use crate::source::postgres::feed::Feed;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::{AddressError, Driver, Heartbeat, RedisStore};
+use crate::store::redis::{AccessError, Driver, Heartbeat, RedisStore};
 
 /// Idle connections to upstreams that are kept, over all threads. Pingora's own default is 128.
 const UPSTREAM_POOL: usize = 2_048;
@@ -75,9 +75,12 @@ pub enum StartError {
     /// A server cannot be resolved.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
-    /// The store's address is none.
+    /// The store cannot be reached as it is configured.
     #[error(transparent)]
-    Store(#[from] AddressError),
+    Store(#[from] AccessError),
+    /// What answers as the store cannot be one.
+    #[error("the store cannot be used: {0}")]
+    Unfit(String),
     /// The address of the database is none.
     #[error(transparent)]
     Database(#[from] DatabaseError),
@@ -118,17 +121,22 @@ where
     for warning in &config.warnings {
         tracing::warn!(place = %warning.place, field = warning.field, "{}", warning.message);
     }
+    pingora::tls::install_default_crypto_provider();
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
     let metrics = Metrics::new()?;
     let memory = Arc::new(MemoryStore::new(config.store.max_keys, Arc::clone(&clock)));
     let id = gateway_id(&clock);
     let gateways = Arc::new(config.gateways.map_or_else(Gateways::counted, Gateways::fixed));
     metrics.leases.epsilon.set(f64::from(config.hot_keys.epsilon_ppm) / 1e6);
-    let (store, driver, store_kind) = store(&config, &id, &gateways, &clock, &memory, &metrics)?;
+    let redis = redis(&config, &id, &gateways, &clock, &metrics)?;
+    let (store, redis, driver): (Arc<dyn Store>, _, _) = match redis {
+        Some((redis, driver)) => (Arc::clone(&redis) as _, Some(redis), Some(driver)),
+        None => (Arc::clone(&memory) as _, None, None),
+    };
     let remote = config.store.redis.is_some().then(|| Remote {
         denials: Denials::default(),
         leases: Leases::new(&config.hot_keys, Arc::clone(&gateways), metrics.leases.clone()),
-        breaker: Breaker::new(config.store.breaker, fnv1a(id.as_bytes())),
+        breakers: Breakers::new(config.store.breaker, fnv1a(id.as_bytes())),
         fallback: Fallback::new(Arc::clone(&memory), gateways, config.store.max_keys, metrics.clone()),
         probe: probe(&config, &id),
     });
@@ -137,7 +145,7 @@ where
     let limiter = Arc::new(limiter);
     let live = Arc::new(ArcSwap::from_pointee(Live::new(&config, snapshot, &metrics)?));
     let reloader =
-        Arc::new(Reloader::new(path, Arc::clone(&live), config.clone(), log_level, metrics.clone()));
+        Arc::new(Reloader::new(path, Arc::clone(&live), config.clone(), redis, log_level, metrics.clone()));
     let rules = config.rules.database.as_ref().map(|database| first_rules(database, &reloader, &clock));
     let rules = rules.transpose()?;
     let draining = Arc::new(AtomicBool::new(false));
@@ -151,12 +159,12 @@ where
     for listener in &config.listeners {
         listen(&mut traffic, listener)?;
     }
-    server.add_service(Traffic::new(traffic, store, Arc::clone(&limiter), driver));
+    server.add_service(Traffic::new(traffic, store, Arc::clone(&limiter), driver, ended.clone()));
     let drained = Arc::clone(&limiter);
     let admin = Admin {
         live,
         limiter,
-        store_kind,
+        store_kind: if config.store.redis.is_some() { "redis" } else { "memory" },
         memory,
         reloader: Arc::clone(&reloader),
         metrics: metrics.clone(),
@@ -182,10 +190,10 @@ where
     // in flight: by itself Pingora sleeps through its whole grace period.
     let run = move || {
         server.run(RunArgs::default());
-        let _ = ended.send(());
+        let _ = ended.send(Ok(()));
     };
     thread::Builder::new().name("server".into()).spawn(run).map_err(StartError::Thread)?;
-    wait_for_end.recv().map_err(|_| StartError::Panicked)
+    wait_for_end.recv().map_err(|_| StartError::Panicked)?.map_err(StartError::Unfit)
 }
 
 /// Serves what the database says, or what it said last, and gives what keeps that fresh. Requests wait for
@@ -219,31 +227,24 @@ pub fn catch_hangups() -> std::io::Result<()> {
         .block_on(async { tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup()).map(drop) })
 }
 
-/// A store, what drives it, and which kind it is.
-type Stored = (Arc<dyn Store>, Option<Driver>, &'static str);
-
-/// The store that the configuration names, and what drives it.
-fn store(
+/// The Redis that the configuration names, if it does, and what drives it.
+fn redis(
     config: &Config,
     id: &str,
     gateways: &Arc<Gateways>,
     clock: &Arc<dyn Clock>,
-    memory: &Arc<MemoryStore>,
     metrics: &Metrics,
-) -> Result<Stored, StartError> {
-    let Some(redis) = &config.store.redis else {
-        metrics.store.connected.set(1);
-        return Ok((Arc::clone(memory) as Arc<dyn Store>, None, "memory"));
-    };
+) -> Result<Option<(Arc<RedisStore>, Driver)>, StartError> {
+    let Some(redis) = &config.store.redis else { return Ok(None) };
     // A number in the configuration needs no counting.
     let heartbeat = config
         .gateways
         .is_none()
         .then(|| Heartbeat::new(&config.store.key_prefix, id, Arc::clone(gateways), Arc::clone(clock)));
     metrics.store.live_gateways.set(i64::from(gateways.count()));
-    let (store, driver) =
-        RedisStore::new(&redis.url.value.0, redis.timeout, heartbeat, metrics.store.clone())?;
-    Ok((Arc::new(store), Some(driver), "redis"))
+    let name = format!("tollgate-{id}");
+    let (store, driver) = RedisStore::new(redis, &name, heartbeat, metrics.store.clone())?;
+    Ok(Some((Arc::new(store), driver)))
 }
 
 /// A name for this process that no other has: where it runs, and when it began.
@@ -277,7 +278,6 @@ fn listen<A>(service: &mut Service<A>, listener: &Listener) -> Result<(), StartE
         return Ok(());
     };
     let fail = |reason: String| StartError::Certificate { address: *address, reason };
-    pingora::tls::install_default_crypto_provider();
     for file in [&certificate.cert, &certificate.key] {
         std::fs::File::open(file).map_err(|error| fail(format!("{}: {error}", file.display())))?;
     }

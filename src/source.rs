@@ -107,9 +107,9 @@ fn build(
 ) -> Result<(Config, Snapshot), Vec<Fault>> {
     if let Some(config) = config {
         if let Some(redis) = &config.store.redis
-            && let Err(error) = RedisStore::check_url(&redis.url.value.0)
+            && let Err(error) = RedisStore::check(redis)
         {
-            faults.push(Fault::new(redis.url.place, "store.redis.url", error.to_string()));
+            faults.push(error.into());
         }
         if let Some(database) = &config.rules.database
             && let Err(error) = postgres::check_url(&database.url.value)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use smallvec::smallvec;
 use tollgate::clock::SystemClock;
-use tollgate::config::OnStoreFailure;
+use tollgate::config::{self, OnStoreFailure};
 use tollgate::key::{Hasher, Key, Part};
 use tollgate::limit::concurrency::Concurrency;
 use tollgate::limit::token_bucket::TokenBucket;
@@ -47,7 +47,8 @@ impl Running {
 
     pub fn redis(url: &str, timeout: Duration) -> Self {
         let (runtime, metrics) = (runtime(), Metrics::new().unwrap());
-        let (store, driver) = RedisStore::new(url, timeout, None, metrics.store.clone()).unwrap();
+        let (store, driver) =
+            RedisStore::new(&config::Redis::at(url, timeout), "test", None, metrics.store.clone()).unwrap();
         runtime.spawn(driver.run());
         eventually("a connection to Redis", || store.is_up().then_some(()));
         Self { store: Arc::new(store), runtime }

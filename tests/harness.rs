@@ -2,6 +2,7 @@
 //! speaks raw HTTP, and a proxy that breaks connections on purpose.
 
 pub mod client;
+pub mod cluster;
 pub mod fault_proxy;
 pub mod gateway;
 pub mod postgres;

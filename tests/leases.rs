@@ -9,9 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use smallvec::smallvec;
-use tollgate::breaker::Breaker;
+use tollgate::breaker::Breakers;
 use tollgate::clock::{Clock, ManualClock, SystemClock, Timestamp};
-use tollgate::config::{Breaker as BreakerSettings, HotKeys as Settings, OnStoreFailure};
+use tollgate::config::{self, Breaker as BreakerSettings, HotKeys as Settings, OnStoreFailure};
 use tollgate::decision::{Admission, Basis};
 use tollgate::denials::Denials;
 use tollgate::fallback::Fallback;
@@ -58,7 +58,7 @@ fn limiter(store: Arc<dyn Store>, gateways: Arc<Gateways>, clock: Arc<dyn Clock>
     let remote = Remote {
         denials: Denials::default(),
         leases: Leases::new(&settings(), Arc::clone(&gateways), metrics.leases.clone()),
-        breaker: Breaker::new(breaker, 1),
+        breakers: Breakers::new(breaker, 1),
         fallback: Fallback::new(memory, gateways, 1_000, metrics.clone()),
         probe: check("probe", 1_000, "1000", 1),
     };
@@ -363,8 +363,13 @@ fn eight_limiters_on_a_real_redis() {
         let gateways = Arc::new(Gateways::counted());
         let metrics = Metrics::new().unwrap().store;
         let heartbeat = Heartbeat::new("rl", &format!("g{index}"), Arc::clone(&gateways), Arc::clone(&clock));
-        let (store, driver) =
-            RedisStore::new(&redis.url(), Duration::from_secs(1), Some(heartbeat), metrics.clone()).unwrap();
+        let (store, driver) = RedisStore::new(
+            &config::Redis::at(&redis.url(), Duration::from_secs(1)),
+            "test",
+            Some(heartbeat),
+            metrics.clone(),
+        )
+        .unwrap();
         runtime.spawn(driver.run());
         let store = Arc::new(store);
         eventually("a connection to Redis", || store.is_up().then_some(()));

@@ -17,6 +17,7 @@
 mod accuracy;
 mod answers;
 mod check;
+mod cluster;
 mod contract;
 mod demo;
 mod faults;

@@ -477,6 +477,13 @@ fn a_store_that_answers_nonsense() {
             thread::spawn(move || {
                 let mut buffer = vec![0; 65536];
                 while let Ok(length @ 1..) = stream.read(&mut buffer) {
+                    if buffer[..length].windows(5).any(|word| word == b"HELLO") {
+                        let told =
+                            ["server", "redis", "version", "7.0.0", "mode", "standalone", "role", "master"];
+                        let told: String = told.map(|word| format!("+{word}\r\n")).concat();
+                        let _ = stream.write_all(format!("*8\r\n{told}").as_bytes());
+                        continue;
+                    }
                     // One +OK per command: each begins with `*`.
                     let commands = buffer[..length]
                         .split(|byte| *byte == b'\n')

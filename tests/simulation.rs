@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tollgate::breaker::{Breaker, State};
+use tollgate::breaker::{Breakers, State};
 use tollgate::clock::{Clock, ManualClock, Timestamp};
 use tollgate::config::{Breaker as Settings, HotKeys as HotKeysSettings};
 use tollgate::decision::Admission;
@@ -113,7 +113,7 @@ impl World {
             let remote = Remote {
                 denials: Denials::default(),
                 leases: Leases::new(&hot_keys, Arc::clone(&live), metrics.leases.clone()),
-                breaker: Breaker::new(settings, seed ^ index),
+                breakers: Breakers::new(settings, seed ^ index),
                 fallback: Fallback::new(memory, Arc::clone(&live), 1_000, metrics.clone()),
                 probe: check(&format!("probe{index}"), 1_000, "1000", 1),
             };

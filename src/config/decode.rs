@@ -2,6 +2,7 @@
 //! file that `conf/tollgate.yaml` shows.
 
 mod named;
+mod redis;
 mod routing;
 mod rules;
 mod store;

@@ -52,7 +52,7 @@ heders: []
         "2:23: listeners[0].address: expected an address",
         "2:34: listeners[1].address: is missing",
         "2:35: listeners[1]: unknown key `adress`; did you mean `address`?",
-        "3:22: store.redis.url: expected redis://host:port or unix://path",
+        "3:22: store.redis.url: expected redis://host:port, rediss://host:port or unix://path",
         "3:41: store.redis.timeout: expected a duration such as 5ms, 30s or 1m, got `fast`",
         "5:50: routes[0].cost: expected a whole number such as 100, got `-1`",
         "6:5: routes[1].id: is missing",
@@ -108,7 +108,7 @@ fn the_environment() {
         format!("{ROUTES}admin: {{token: '${{TOKEN}}'}}\nstore: {{redis: {{url: '${{URL:-redis://h:1}}'}}}}");
     let config = read(&text, &|name| (name == "TOKEN").then(|| "t0p".into())).unwrap();
     assert_eq!(config.admin.token, Some(Secret("t0p".into())));
-    assert_eq!(config.store.redis.unwrap().url.value.0, "redis://h:1");
+    assert_eq!(config.store.redis.unwrap().servers.addresses()[0].value.0, "redis://h:1");
     assert!(faults(&text)[0].contains("admin.token: the environment variable TOKEN is not set"));
     let number =
         format!("{ROUTES}rules: {{default: {{capacity: '${{N:-30}}', refill_per_second: '${{R:-5/m}}'}}}}");
@@ -165,9 +165,9 @@ fn shards_are_within_bounds() {
 #[test]
 fn secrets_are_not_shown() {
     let config = good(
-        "store: {redis: {url: 'redis://:hunter2@h:1'}}\nadmin: {token: hunter2}\nidentity: {hash_secret: hunter2}",
+        "store: {redis: {url: 'redis://:hunter2@h:1', password: hunter2}}\nadmin: {token: hunter2}\nidentity: {hash_secret: hunter2}",
     );
     assert!(!format!("{config:?}").contains("hunter2"));
-    let wrong = format!("{ROUTES}store: {{redis: {{url: 'rediss://:hunter2@h:1'}}}}");
+    let wrong = format!("{ROUTES}store: {{redis: {{url: 'http://:hunter2@h:1'}}}}");
     assert!(!faults(&wrong).join("\n").contains("hunter2"));
 }

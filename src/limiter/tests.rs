@@ -58,8 +58,8 @@ fn limiter(gateways: u32, answers: Vec<Result<Outcome, StoreFault>>) -> (Limiter
         apart: Duration::ZERO,
     };
     let probe = checks(10, OnStoreFailure::Local).remove(0);
-    let (denials, breaker) = (Denials::default(), Breaker::new(settings, 1));
-    let remote = Remote { denials, leases, breaker, fallback, probe };
+    let (denials, breakers) = (Denials::default(), Breakers::new(settings, 1));
+    let remote = Remote { denials, leases, breakers, fallback, probe };
     let store = Arc::new(Scripted(Mutex::new(answers)));
     let hot_keys = HotKeys::new(hot_keys().threshold, hot_keys().window);
     (Limiter::new(store, hot_keys, Some(remote), clock, metrics), memory)

@@ -10,6 +10,7 @@ use crate::breaker::State;
 use crate::leases::Order;
 use crate::permits::Place;
 use crate::rule::{Check, Checks, Demand};
+use crate::store::NodeId;
 
 /// How often permits are looked after.
 const PERMITS_EVERY: Duration = Duration::from_millis(250);
@@ -39,16 +40,15 @@ impl Limiter {
             let checks: Checks = here.into_iter().map(|order| order.check).collect();
             remote.fallback.carry_out(&checks, now);
         }
-        if !self.store.is_up() {
-            return store.into_iter().for_each(|order| self.permits.put_back(order, now));
-        }
-        for orders in store.chunks(PERMITS_PER_CALL) {
+        let calls = self.in_calls(store, PERMITS_PER_CALL, |order| &order.check);
+        join_all(calls.iter().map(|(node, orders)| async {
             let checks: Checks = orders.iter().map(|order| order.check.clone()).collect();
-            if self.store.acquire(&checks).await.is_err() {
+            if !self.store.is_node_up(*node) || self.store.acquire(&checks).await.is_err() {
                 let now = self.clock.now();
                 orders.iter().cloned().for_each(|order| self.permits.put_back(order, now));
             }
-        }
+        }))
+        .await;
     }
 
     /// Looks after hot keys and leases until the process ends.
@@ -95,9 +95,11 @@ impl Limiter {
 
     /// One call for a lease, or to give one back. It is not repeated, whatever becomes of it.
     async fn carry_out(&self, order: &Order) {
-        let Some(Remote { leases, breaker, fallback, .. }) = &self.remote else { return };
+        let Some(Remote { leases, breakers, fallback, .. }) = &self.remote else { return };
+        let node = self.store.node_of(self.store.slot_of(&order.check.key));
+        let breaker = breakers.of(node);
         let checks: Checks = smallvec![order.check.clone()];
-        let answer = match breaker.admit() {
+        let answer = match breaker.admit().filter(|_| node != NodeId::NOBODY) {
             None => None,
             Some(call) => match self.store.acquire(&checks).await {
                 Ok(verdicts) => {
@@ -106,12 +108,12 @@ impl Limiter {
                     if breaker.state() == State::Closed {
                         let key = order.check.key.clone();
                         let level = smallvec![Check::own(key, order.check.limit, 1, Demand::Take)];
-                        fallback.learn(&level, &verdicts, now);
+                        fallback.learn(node, &level, &verdicts, now);
                     }
                     verdicts.first().copied()
                 }
                 Err(fault) => {
-                    self.failed(call, &fault, self.clock.now());
+                    self.failed(node, call, &fault, self.clock.now());
                     None
                 }
             },

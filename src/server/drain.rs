@@ -58,7 +58,7 @@ pub(super) struct Drain {
     pub(super) draining: Arc<AtomicBool>,
     pub(super) in_flight: IntGauge,
     pub(super) limiter: Arc<Limiter>,
-    pub(super) ended: mpsc::Sender<()>,
+    pub(super) ended: mpsc::Sender<Result<(), String>>,
 }
 
 #[async_trait]
@@ -86,6 +86,6 @@ impl BackgroundService for Drain {
                 tracing::warn!(keys, "ending with debts that the store was not told of");
             }
         }
-        let _ = self.ended.send(());
+        let _ = self.ended.send(Ok(()));
     }
 }

@@ -1,6 +1,6 @@
 //! The traffic service: the proxy, with the store's driver and the limiter's way back on the same runtime.
 
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -20,6 +20,7 @@ pub(super) struct Traffic<S> {
     store: Arc<dyn Store>,
     limiter: Arc<Limiter>,
     driver: Option<Driver>,
+    ended: mpsc::Sender<Result<(), String>>,
 }
 
 impl<S> Traffic<S> {
@@ -28,8 +29,9 @@ impl<S> Traffic<S> {
         store: Arc<dyn Store>,
         limiter: Arc<Limiter>,
         driver: Option<Driver>,
+        ended: mpsc::Sender<Result<(), String>>,
     ) -> Self {
-        Self { proxy, store, limiter, driver }
+        Self { proxy, store, limiter, driver, ended }
     }
 }
 
@@ -46,16 +48,21 @@ impl<S: Service> Service for Traffic<S> {
         if let Some(driver) = self.driver.take() {
             // Here, because this is the runtime of the proxy: a driver on another one would pay for a
             // thread's waking with each flight.
+            let unfit = driver.unfit();
             tokio::spawn(driver.run());
             let limiter = Arc::clone(&self.limiter);
             tokio::spawn(async move { limiter.keep_recovering().await });
             let connected = async {
-                while !self.store.is_up() {
+                while !self.store.is_up() && unfit.get().is_none() {
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
             };
             // Without a store it begins all the same, on the fallback.
             let _ = tokio::time::timeout(WAIT_FOR_STORE, connected).await;
+            if let Some(why) = unfit.get() {
+                let _ = self.ended.send(Err(why.clone()));
+                return;
+            }
         }
         self.proxy.start_service(fds, shutdown, listeners_per_fd).await;
     }

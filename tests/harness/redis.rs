@@ -15,7 +15,7 @@ pub struct Redis {
 }
 
 enum Server {
-    Process { child: Child, folder: tempfile::TempDir },
+    Process { child: Child, folder: tempfile::TempDir, program: String, arguments: Vec<String> },
     Container { _container: Box<Container<GenericImage>> },
 }
 
@@ -35,15 +35,26 @@ impl Redis {
 
     /// A process in any case: for tests that kill it and start it again on the same port.
     pub fn process() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let port = free_port();
-        let child = spawn(port, folder.path(), &[]);
-        let redis = Self { port, server: Server::Process { child, folder } };
+        Self::with(&["--enable-debug-command", "yes"])
+    }
+
+    /// A process with these arguments.
+    pub fn with(arguments: &[&str]) -> Self {
+        let redis = Self::of("redis-server", arguments);
         redis.wait();
         redis
     }
 
-    fn wait(&self) {
+    /// A process of `program`, which may not answer yet.
+    pub fn of(program: &str, arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let port = free_port();
+        let arguments: Vec<String> = arguments.iter().copied().map(String::from).collect();
+        let child = spawn(program, port, folder.path(), &arguments);
+        Self { port, server: Server::Process { child, folder, program: program.into(), arguments } }
+    }
+
+    pub fn wait(&self) {
         eventually("an answer of Redis", || {
             let mut connection = self.client().get_connection().ok()?;
             ::redis::cmd("PING").query::<String>(&mut connection).ok()
@@ -66,19 +77,24 @@ impl Redis {
 
     /// Starts it again on the same port: with what was saved, or empty.
     pub fn restart(&mut self) {
-        let Server::Process { child, folder } = &mut self.server else {
-            panic!("only a process can be restarted")
-        };
-        *child = spawn(self.port, folder.path(), &[]);
+        self.restart_with(&[]);
         self.wait();
     }
 
     /// [`Redis::restart`] with more arguments, without waiting for it.
-    pub fn restart_with(&mut self, arguments: &[&str]) {
-        let Server::Process { child, folder } = &mut self.server else {
+    pub fn restart_with(&mut self, more: &[&str]) {
+        let Server::Process { child, folder, program, arguments } = &mut self.server else {
             panic!("only a process can be restarted")
         };
-        *child = spawn(self.port, folder.path(), arguments);
+        let arguments: Vec<String> =
+            arguments.iter().cloned().chain(more.iter().copied().map(String::from)).collect();
+        *child = spawn(program, self.port, folder.path(), &arguments);
+    }
+
+    /// The folder of the process, where its files are.
+    pub fn folder(&self) -> &std::path::Path {
+        let Server::Process { folder, .. } = &self.server else { panic!("only a process has a folder") };
+        folder.path()
     }
 
     pub fn url(&self) -> String {
@@ -115,13 +131,12 @@ impl Drop for Redis {
     }
 }
 
-fn spawn(port: u16, folder: &std::path::Path, arguments: &[&str]) -> Child {
-    Command::new("redis-server")
+fn spawn(program: &str, port: u16, folder: &std::path::Path, arguments: &[String]) -> Child {
+    Command::new(program)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-        .args(["--enable-debug-command", "yes"])
         .args(arguments)
         .current_dir(folder)
         .stdout(Stdio::null())
         .spawn()
-        .expect("redis-server is installed (./test installs it)")
+        .unwrap_or_else(|error| panic!("{program}: {error}; ./test installs it"))
 }

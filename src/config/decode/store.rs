@@ -4,24 +4,22 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use super::no_effect_yet;
+use super::redis::{TIMEOUT, redis_of};
 use crate::config::fault::Fault;
-use crate::config::fields::{Reading, join, placed};
+use crate::config::fields::{Reading, join};
 use crate::config::yaml::{Kind, Node};
-use crate::config::{Breaker, HotKeys, Redis, Secret, Store};
+use crate::config::{Breaker, HotKeys, Store};
 use crate::limit::rate::Rate;
 
 /// Buckets in memory unless `store.memory.max_keys` says otherwise: about 80 MB when full.
 const MAX_KEYS: u64 = 500_000;
-
-/// The most that one call to Redis may take, unless `store.redis.timeout` says otherwise.
-const REDIS_TIMEOUT: Duration = Duration::from_millis(5);
 
 pub(super) fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Store {
     let breaker = Breaker {
         failure_permille: 500,
         consecutive_failures: 10,
         open_for: Duration::from_secs(1),
-        apart: REDIS_TIMEOUT,
+        apart: TIMEOUT,
     };
     let mut store = Store { redis: None, max_keys: MAX_KEYS as usize, key_prefix: "rl".into(), breaker };
     let Some(node) = node else { return store };
@@ -90,59 +88,6 @@ fn breaker_of(node: &Node<'_>, r: &mut Reading<'_>, breaker: &mut Breaker) {
             None => {}
         }
     }
-}
-
-fn redis_of(node: &Node<'_>, r: &mut Reading<'_>, store: &mut Store) {
-    let [url, timeout, key_prefix, cluster, sentinel] =
-        r.fields(node, "store.redis", ["url", "timeout", "key_prefix", "cluster", "sentinel"]);
-    for (node, field) in [(cluster, "store.redis.cluster"), (sentinel, "store.redis.sentinel")] {
-        if let Some(node) = node {
-            r.fault(node.place, field, "is not available in this version; give one server with `url`");
-        }
-    }
-    if let Some(node) = key_prefix {
-        let name = r.name(node, "store.redis.key_prefix");
-        match name {
-            Some(name)
-                if name.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-:".contains(&b))
-                    && name.len() <= 32 =>
-            {
-                store.key_prefix = name;
-            }
-            Some(_) => r.fault(
-                node.place,
-                "store.redis.key_prefix",
-                "expected at most 32 letters, digits and . _ - :",
-            ),
-            None => {}
-        }
-    }
-    let timeout = timeout
-        .and_then(|node| {
-            let timeout = r.duration(node, "store.redis.timeout")?;
-            if timeout.is_zero() {
-                r.fault(node.place, "store.redis.timeout", "expected at least 1ms");
-            }
-            Some(timeout)
-        })
-        .unwrap_or(REDIS_TIMEOUT);
-    store.breaker.apart = timeout;
-    let url_node =
-        if cluster.or(sentinel).is_some() { url } else { r.required(node, "store.redis.url", url) };
-    let Some(url_node) = url_node else { return };
-    let Some(url) = r.text(url_node, "store.redis.url") else { return };
-    if !url.starts_with("redis://") && !url.starts_with("unix://") {
-        let what =
-            if url.starts_with("rediss://") { "TLS to Redis is not available in this version: " } else { "" };
-        // The text itself may hold a password, so it is not shown.
-        r.fault(
-            url_node.place,
-            "store.redis.url",
-            format!("{what}expected redis://host:port or unix://path"),
-        );
-        return;
-    }
-    store.redis = Some(Redis { url: placed(url_node, Secret(url.into_owned())), timeout });
 }
 
 pub(super) fn gateways_of(node: &Node<'_>, r: &mut Reading<'_>, warnings: &mut Vec<Fault>) -> Option<u32> {

@@ -1,23 +1,22 @@
-//! The driver: collects who waits, flies, hands out the answers, and connects again when it must.
+//! The driver of a node: collects who waits, flies, hands out the answers, and connects again when it must.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use prometheus::IntCounter;
-use redis::{Client, ErrorKind, RedisError, ServerErrorKind, Value};
-use smallvec::SmallVec;
-use tokio::sync::{mpsc, oneshot};
+use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
-use super::connection::Connection;
+use super::access::Address;
+use super::board::{Boarding, Call, fail, is_server_answer, land, needs_new_connection, words};
+use super::connection::{Connection, OpenError, server_error};
 use super::heartbeat::{self, Heartbeat};
-use super::script::Flight;
+use super::node::{LONGEST_QUEUE, Shared, State, Waiting};
 use crate::clock::jittered;
-use crate::metrics::StoreMetrics;
-use crate::rule::{Checks, Verdicts};
 use crate::store::StoreFault;
 
 /// How many deadlines an answer may be late before Redis counts as down.
@@ -34,55 +33,56 @@ const LATE_ANSWER: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
-/// One request that waits for its answer.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) checks: Checks,
-    pub(super) since: Instant,
-    pub(super) reply: oneshot::Sender<Result<Verdicts, StoreFault>>,
-}
+/// The last pause where what answers is a replica: it may be one for long.
+const LAST_PAUSE_AT_A_REPLICA: Duration = Duration::from_secs(2);
 
-/// The driver of one Redis.
+/// The driver of one node.
 pub(super) struct Flights {
-    client: Client,
+    shared: Arc<Shared>,
+    state: Arc<State>,
+    /// Where the node is.
+    target: watch::Receiver<Option<Address>>,
     waiting: mpsc::Receiver<Waiting>,
-    up: Arc<AtomicBool>,
-    timeout: Duration,
-    heartbeat: Option<Heartbeat>,
+    /// Where the present connection leads.
+    here: Option<Address>,
     connected_at: Instant,
     next_beat: Instant,
     beat_refused: bool,
-    metrics: StoreMetrics,
 }
 
 /// What became of a connection.
 enum Lost {
     /// It is of no use any more.
     Connection(RedisError),
-    /// Nobody will ask again: the process ends.
+    /// The node is elsewhere now.
+    Moved,
+    /// Nobody will ask again: the node, or the process, ends.
     Gateway,
+}
+
+impl From<RedisError> for Lost {
+    fn from(error: RedisError) -> Self {
+        Self::Connection(error)
+    }
 }
 
 impl Flights {
     pub(super) fn new(
-        client: Client,
+        shared: Arc<Shared>,
+        state: Arc<State>,
+        target: watch::Receiver<Option<Address>>,
         waiting: mpsc::Receiver<Waiting>,
-        up: Arc<AtomicBool>,
-        timeout: Duration,
-        heartbeat: Option<Heartbeat>,
-        metrics: StoreMetrics,
     ) -> Self {
         let now = Instant::now();
         Self {
-            client,
+            shared,
+            state,
+            target,
             waiting,
-            up,
-            timeout,
-            heartbeat,
+            here: None,
             connected_at: now,
             next_beat: now,
             beat_refused: false,
-            metrics,
         }
     }
 
@@ -96,15 +96,23 @@ impl Flights {
             self.set_up(true);
             let lost = self.fly(connection).await;
             self.set_up(false);
+            let lasted = self.connected_at.elapsed() > LAST_PAUSE;
             match lost {
                 Lost::Gateway => return,
-                Lost::Connection(error) => tracing::warn!(%error, "lost the connection to Redis"),
+                Lost::Moved => {
+                    pause = FIRST_PAUSE;
+                    continue;
+                }
+                Lost::Connection(error) => {
+                    tracing::warn!(%error, node = %self.name(), "lost the connection to Redis");
+                    self.in_trouble(error.to_string());
+                }
             }
-            // One that held is followed by the next at once. One that did not (a replica accepts
-            // connections, too) is followed after a pause that grows, like one that never came about.
-            if self.connected_at.elapsed() > LAST_PAUSE {
+            // One that held is followed by the next at once. One that did not is followed after a pause that
+            // grows, like one that never came about.
+            if lasted {
                 pause = FIRST_PAUSE;
-            } else if self.rest(&mut pause).await.is_none() {
+            } else if self.rest(&mut pause, LAST_PAUSE).await.is_none() {
                 return;
             }
         }
@@ -114,34 +122,61 @@ impl Flights {
     async fn connect(&mut self, pause: &mut Duration) -> Option<Connection> {
         let mut attempts = 0u32;
         loop {
-            let attempt = Connection::open(&self.client);
-            match refuse_while(&mut self.waiting, attempt).await? {
+            let target = self.target.borrow_and_update().clone();
+            let Some(address) = target else {
+                // Nobody knows as yet where it is.
+                let _ = refuse_while(&mut self.waiting, self.target.changed()).await?;
+                continue;
+            };
+            self.here = Some(address.clone());
+            let shared = Arc::clone(&self.shared);
+            let attempt = async {
+                let client = shared.access.load().client(&address)?;
+                Connection::open(&client, &shared.name, shared.kind).await
+            };
+            let error = match refuse_while(&mut self.waiting, attempt).await? {
                 Ok(connection) => {
-                    tracing::info!(attempts, "connected to Redis");
+                    tracing::info!(attempts, node = %address, "connected to Redis");
                     return Some(connection);
                 }
-                Err(error) => {
-                    let fault = if is_server_answer(&error) {
-                        StoreFault::Refused(words(&error))
-                    } else {
-                        StoreFault::Down
-                    };
-                    self.metrics.errors.with_label_values(&[fault.kind()]).inc();
-                    if attempts == 0 {
-                        tracing::warn!(%error, "cannot connect to Redis, trying again");
-                    }
-                }
+                Err(error) => error,
+            };
+            if attempts == 0 {
+                tracing::warn!(%error, node = %address, "cannot connect to Redis, trying again");
             }
+            self.in_trouble(error.to_string());
+            let (kind, longest) = match &error {
+                OpenError::Redis(error) if is_server_answer(error) => {
+                    (StoreFault::Refused(words(error)).kind(), LAST_PAUSE)
+                }
+                OpenError::Redis(_) => (StoreFault::Down.kind(), LAST_PAUSE),
+                OpenError::Replica => ("readonly", LAST_PAUSE_AT_A_REPLICA),
+                OpenError::Unfit(why) => {
+                    let _ = self.shared.unfit.set(format!("{address}: {why}"));
+                    ("unfit", LAST_PAUSE)
+                }
+            };
+            self.shared.metrics.errors.with_label_values(&[kind]).inc();
             attempts = attempts.saturating_add(1);
-            self.rest(pause).await?;
+            self.rest(pause, longest).await?;
         }
     }
 
-    /// Sleeps for a pause, and makes the next one longer.
-    async fn rest(&mut self, pause: &mut Duration) -> Option<()> {
+    /// Sleeps for a pause, unless the node moves meanwhile, and makes the next one longer.
+    async fn rest(&mut self, pause: &mut Duration, longest: Duration) -> Option<()> {
         let now = jittered(*pause);
-        *pause = (*pause * 2).min(LAST_PAUSE);
-        refuse_while(&mut self.waiting, tokio::time::sleep(now)).await
+        *pause = (*pause * 2).min(longest);
+        let target = &mut self.target;
+        let slept = async {
+            tokio::select! {
+                () = tokio::time::sleep(now) => false,
+                moved = target.changed() => moved.is_ok(),
+            }
+        };
+        if refuse_while(&mut self.waiting, slept).await? {
+            *pause = FIRST_PAUSE;
+        }
+        Some(())
     }
 
     /// One flight after the other, until the connection is lost.
@@ -151,6 +186,7 @@ impl Flights {
             let lost = match self.next_at(&mut gate).await {
                 Next::Request => self.one_flight(&mut connection, &mut gate).await,
                 Next::Heartbeat => self.beat(&mut connection, &mut gate).await,
+                Next::Move => Err(Lost::Moved),
                 Next::End => Err(Lost::Gateway),
             };
             if let Err(lost) = lost {
@@ -160,28 +196,42 @@ impl Flights {
         }
     }
 
-    /// Waits for somebody at the gate, or for the time of the next heartbeat.
+    /// Waits for somebody at the gate, for the time of the next heartbeat, or until the node is elsewhere.
     async fn next_at(&mut self, gate: &mut VecDeque<Waiting>) -> Next {
+        match self.target.has_changed() {
+            Ok(false) => {}
+            Ok(true) => return Next::Move,
+            Err(_) => return Next::End,
+        }
         if Instant::now() >= self.next_beat {
             return Next::Heartbeat;
         }
         if !gate.is_empty() {
             return Next::Request;
         }
-        match tokio::time::timeout_at(self.next_beat, self.waiting.recv()).await {
-            Ok(Some(waiting)) => {
-                gate.push_back(waiting);
-                Next::Request
+        let next_beat = self.next_beat;
+        tokio::select! {
+            biased;
+            waiting = self.waiting.recv() => match waiting {
+                Some(waiting) => {
+                    gate.push_back(waiting);
+                    Next::Request
+                }
+                None => Next::End,
+            },
+            moved = self.target.changed() => {
+                // As if it had not been seen: it is to be read when connecting.
+                self.target.mark_changed();
+                if moved.is_ok() { Next::Move } else { Next::End }
             }
-            Ok(None) => Next::End,
-            Err(_) => Next::Heartbeat,
+            () = tokio::time::sleep_until(next_beat) => Next::Heartbeat,
         }
     }
 
     /// Takes on board who waits now, as many as fit. Who has waited too long already is told so: a queue
     /// that moves is no fault of the store, so it may take some deadlines, as in a burst of a thousand.
-    fn board(&mut self, gate: &mut VecDeque<Waiting>) -> (Flight, Passengers) {
-        let (mut flight, mut passengers) = (Flight::new(), Passengers::new());
+    fn board(&mut self, gate: &mut VecDeque<Waiting>) -> Boarding {
+        let mut boarding = Boarding::default();
         let now = Instant::now();
         while let Some(waiting) = gate.pop_front().or_else(|| self.waiting.try_recv().ok()) {
             let waited = now.saturating_duration_since(waiting.since);
@@ -189,61 +239,70 @@ impl Flights {
                 // Its request has ended: taking tokens for it would waste them.
                 continue;
             }
-            if waited >= self.timeout * QUEUE_PATIENCE {
+            if waited >= self.shared.timeout * QUEUE_PATIENCE {
                 fail([waiting.reply], &StoreFault::Waited);
                 continue;
             }
-            if !flight.has_room_for(&waiting.checks) {
+            if !boarding.has_room_for(&waiting.checks) {
                 gate.push_front(waiting);
                 break;
             }
-            flight.board(waiting.checks);
-            passengers.push(waiting.reply);
+            boarding.board(waiting);
         }
-        (flight, passengers)
+        boarding
     }
 
-    /// Flies once.
+    /// Flies once, and a second time with those whose keys are just being moved.
     async fn one_flight(
         &mut self,
         connection: &mut Connection,
         gate: &mut VecDeque<Waiting>,
     ) -> Result<(), Lost> {
-        let (flight, passengers) = self.board(gate);
-        if passengers.is_empty() {
-            return Ok(());
-        }
-        self.metrics.calls.inc();
-        self.metrics.checks.inc_by(passengers.len() as u64);
-        let time = self.timeout;
-        let deadline = Instant::now() + time;
-        let script_reloads = self.metrics.script_reloads.clone();
-        let mut call = std::pin::pin!(call(connection, &flight, deadline, &script_reloads));
-        match in_time(&mut call, time).await {
-            Some(reply) => land(passengers, &flight, reply),
-            None => {
-                fail(passengers, &StoreFault::Timeout);
-                self.await_late(call, gate).await
+        let mut boarding = self.board(gate);
+        loop {
+            let (calls, passengers) = boarding.closed();
+            if calls.is_empty() {
+                return Ok(());
             }
+            self.shared.metrics.calls.inc_by(calls.len() as u64);
+            self.shared.metrics.checks.inc_by(passengers.count() as u64);
+            let time = self.shared.timeout;
+            let deadline = Instant::now() + time;
+            let script_reloads = self.shared.metrics.script_reloads.clone();
+            let replies = {
+                let mut call = std::pin::pin!(call(connection, &calls, deadline, &script_reloads));
+                let Some(replies) = in_time(&mut call, time).await else {
+                    passengers.fail(&StoreFault::Timeout);
+                    return self.await_late(call, gate).await;
+                };
+                replies
+            };
+            let (again, ended) = land(calls, passengers, replies, self.here.as_ref());
+            ended?;
+            boarding = again;
         }
     }
 
     /// Says that this gateway lives; also finds out that a connection nobody uses is lost.
     async fn beat(&mut self, connection: &mut Connection, gate: &mut VecDeque<Waiting>) -> Result<(), Lost> {
         self.next_beat = Instant::now() + heartbeat::EVERY;
-        let sent = self.heartbeat.as_ref().map(Heartbeat::now);
-        let command = self.heartbeat.as_ref().map_or_else(|| redis::cmd("PING"), Heartbeat::command);
+        let shared = Arc::clone(&self.shared);
+        let heartbeat = shared.heartbeat.as_ref().filter(|_| self.state.beats.load(Ordering::Relaxed));
+        let sent = heartbeat.map(Heartbeat::now);
+        let command = heartbeat.map_or_else(|| redis::cmd("PING"), Heartbeat::command);
         let mut answer = std::pin::pin!(connection.send(&command));
-        match in_time(&mut answer, self.timeout).await {
+        match in_time(&mut answer, shared.timeout).await {
             Some(Ok(reply)) => {
-                if let (Some(heartbeat), Some(sent)) = (&self.heartbeat, sent) {
+                if let (Some(heartbeat), Some(sent)) = (heartbeat, sent) {
                     let live = heartbeat.heard(&reply, sent, self.connected_at);
-                    self.metrics.live_gateways.set(i64::from(live));
+                    shared.metrics.live_gateways.set(i64::from(live));
                 }
                 Ok(())
             }
             Some(Err(error)) => {
-                if !self.beat_refused {
+                if server_error(&error) == Some(ServerErrorKind::Moved) {
+                    shared.trouble.notify_one();
+                } else if !self.beat_refused {
                     self.beat_refused = true;
                     tracing::warn!(%error, "Redis refuses the heartbeat: gateways are not counted");
                 }
@@ -264,14 +323,15 @@ impl Flights {
     where
         F: Future<Output = Result<T, RedisError>>,
     {
-        let give_up_waiting = Instant::now() + self.timeout * PATIENCE;
+        let give_up_waiting = Instant::now() + self.shared.timeout * PATIENCE;
         while Instant::now() < give_up_waiting {
-            let first_leaves = gate.front().map_or(give_up_waiting, |first| first.since + self.timeout);
+            let first_leaves =
+                gate.front().map_or(give_up_waiting, |first| first.since + self.shared.timeout);
             tokio::select! {
                 biased;
                 answer = &mut late => return came(answer),
                 waiting = self.waiting.recv() => match waiting {
-                    Some(waiting) if gate.len() < super::LONGEST_QUEUE => gate.push_back(waiting),
+                    Some(waiting) if gate.len() < LONGEST_QUEUE => gate.push_back(waiting),
                     Some(waiting) => fail([waiting.reply], &StoreFault::QueueFull),
                     None => return Err(Lost::Gateway),
                 },
@@ -281,14 +341,15 @@ impl Flights {
             }
         }
         self.set_up(false);
-        tracing::warn!("Redis does not answer");
+        tracing::warn!(node = %self.name(), "Redis does not answer");
+        self.in_trouble("it does not answer".into());
         fail(gate.drain(..).map(|waiting| waiting.reply), &StoreFault::Down);
         match refuse_while(&mut self.waiting, tokio::time::timeout(LATE_ANSWER, late)).await {
             None => Err(Lost::Gateway),
             Some(Ok(answer)) => {
                 came(answer)?;
                 self.set_up(true);
-                tracing::info!("Redis answers again");
+                tracing::info!(node = %self.name(), "Redis answers again");
                 Ok(())
             }
             Some(Err(_)) => {
@@ -298,8 +359,20 @@ impl Flights {
     }
 
     fn set_up(&self, up: bool) {
-        self.up.store(up, Ordering::Release);
-        self.metrics.connected.set(i64::from(up));
+        if up {
+            self.state.in_trouble(None);
+        }
+        self.state.up.store(up, Ordering::Release);
+    }
+
+    /// Notes why there is no connection, and that it may be time to look who has what now.
+    fn in_trouble(&self, why: String) {
+        self.state.in_trouble(Some(why));
+        self.shared.trouble.notify_one();
+    }
+
+    fn name(&self) -> String {
+        self.here.as_ref().map(ToString::to_string).unwrap_or_default()
     }
 }
 
@@ -314,38 +387,8 @@ impl Drop for Flights {
 enum Next {
     Request,
     Heartbeat,
+    Move,
     End,
-}
-
-/// Those who are on board, in their order.
-type Passengers = SmallVec<[oneshot::Sender<Result<Verdicts, StoreFault>>; 16]>;
-
-/// Hands out the answers. An error of the server is an answer; one of the connection ends it.
-fn land(passengers: Passengers, flight: &Flight, reply: Result<Value, RedisError>) -> Result<(), Lost> {
-    match reply {
-        Ok(reply) => {
-            let mut read_only = None;
-            for (passenger, answer) in passengers.into_iter().zip(flight.answers(&reply)) {
-                if let Err(fault) = &answer
-                    && is_read_only(fault)
-                {
-                    read_only =
-                        Some(RedisError::from((ErrorKind::Server(ServerErrorKind::ReadOnly), "a replica")));
-                }
-                // Who has left does not need the answer.
-                let _ = passenger.send(answer);
-            }
-            read_only.map_or(Ok(()), |error| Err(Lost::Connection(error)))
-        }
-        Err(error) if is_server_answer(&error) => {
-            fail(passengers, &StoreFault::Refused(words(&error)));
-            if needs_new_connection(&error) { Err(Lost::Connection(error)) } else { Ok(()) }
-        }
-        Err(error) => {
-            fail(passengers, &StoreFault::Io(error.to_string()));
-            Err(Lost::Connection(error))
-        }
-    }
 }
 
 /// A late answer has come. It belongs to nobody any more, but the connection is alive.
@@ -370,46 +413,32 @@ async fn in_time<F: Future>(call: &mut Pin<&mut F>, timeout: Duration) -> Option
     None
 }
 
-/// Calls the script. NOSCRIPT alone leads to a second call, if there is time for it: Redis has then
-/// run nothing. Any other failure leaves open what was taken, and is never repeated.
+/// Makes the calls. NOSCRIPT alone leads to a second one, if there is time for it: Redis has then run nothing.
+/// Any other failure leaves open what was taken, and is never repeated.
 async fn call(
     connection: &mut Connection,
-    flight: &Flight,
+    calls: &[Call],
     deadline: Instant,
     script_reloads: &IntCounter,
-) -> Result<Value, RedisError> {
-    match connection.call(flight).await {
-        Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-            script_reloads.inc();
-            connection.reload().await?;
-            if Instant::now() >= deadline {
-                return Err(error);
-            }
-            connection.call(flight).await
-        }
-        reply => reply,
+) -> Result<Vec<Result<Value, RedisError>>, RedisError> {
+    let all = calls.iter().map(|call| (&call.flight, call.asking));
+    let mut replies = connection.call(all).await?;
+    let lost = |reply: &Result<Value, RedisError>| {
+        reply.as_ref().is_err_and(|error| server_error(error) == Some(ServerErrorKind::NoScript))
+    };
+    let without: Vec<usize> = (0..replies.len()).filter(|position| lost(&replies[*position])).collect();
+    if without.is_empty() {
+        return Ok(replies);
     }
-}
-
-/// A replica answers reads, so only what a write inside of the script said tells of it.
-fn is_read_only(fault: &StoreFault) -> bool {
-    matches!(fault, StoreFault::Refused(text) if text.starts_with("READONLY"))
-}
-
-/// What the server said, beginning with its code.
-fn words(error: &RedisError) -> String {
-    format!("{} {}", error.code().unwrap_or("ERR"), error.detail().unwrap_or_default())
-}
-
-fn is_server_answer(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::Server(_) | ErrorKind::Extension | ErrorKind::AuthenticationFailed)
-}
-
-/// A demoted master answers READONLY for ever, and a changed password NOAUTH: another connection may
-/// lead elsewhere, or fail to come about, which is told as what it is.
-fn needs_new_connection(error: &RedisError) -> bool {
-    matches!(error.kind(), ErrorKind::Server(ServerErrorKind::ReadOnly) | ErrorKind::AuthenticationFailed)
-        || error.code() == Some("NOAUTH")
+    script_reloads.inc();
+    connection.reload().await?;
+    if Instant::now() < deadline {
+        let again = without.iter().map(|position| (&calls[*position].flight, calls[*position].asking));
+        for (position, reply) in without.iter().zip(connection.call(again).await?) {
+            replies[*position] = reply;
+        }
+    }
+    Ok(replies)
 }
 
 /// Awaits `future`; whoever queues meanwhile is refused at once. `None` when nobody can ask any more.
@@ -421,14 +450,5 @@ async fn refuse_while<F: Future>(waiting: &mut mpsc::Receiver<Waiting>, future: 
             output = &mut future => return Some(output),
             waiting = waiting.recv() => fail([waiting?.reply], &StoreFault::Down),
         }
-    }
-}
-
-fn fail(
-    passengers: impl IntoIterator<Item = oneshot::Sender<Result<Verdicts, StoreFault>>>,
-    fault: &StoreFault,
-) {
-    for passenger in passengers {
-        let _ = passenger.send(Err(fault.clone()));
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
+use super::slots::slot_of;
 use crate::clock::{Clock, Timestamp};
 use crate::gateways::{GONE_AFTER, Gateways};
 use crate::key::Key;
@@ -33,6 +34,11 @@ impl Heartbeat {
     /// The heartbeat of the gateway `id`, among those that share `prefix`; tells the count to `live`.
     pub fn new(prefix: &str, id: &str, live: Arc<Gateways>, clock: Arc<dyn Clock>) -> Self {
         Self { key: Key::internal(prefix, "gateways"), id: id.into(), live, clock }
+    }
+
+    /// The slot of the key they are counted in.
+    pub(super) fn slot(&self) -> u16 {
+        slot_of(self.key.as_str())
     }
 
     /// The call. By its source, not by a hash: once a second that costs nothing, and needs no reload.

@@ -42,15 +42,15 @@ impl Flight {
         Self::default()
     }
 
-    /// Whether `checks` still fit. A request alone in its flight always does.
-    pub fn has_room_for(&self, checks: &Checks) -> bool {
-        self.checks == 0 || self.checks + checks.len() <= MOST_CHECKS
-    }
-
     /// Takes one request on board.
     pub fn board(&mut self, checks: Checks) {
         self.checks += checks.len();
         self.requests.push(checks);
+    }
+
+    /// Those on board, in their order.
+    pub fn into_requests(self) -> impl Iterator<Item = Checks> {
+        self.requests.into_iter()
     }
 
     /// The call: see `lua/acquire.lua`. Checks that ask the same share the question, for most requests of a

@@ -119,13 +119,3 @@ fn a_fault_of_one_request_is_not_its_neighbours() {
     let answers = flight.answers(&Value::Array(numbers));
     assert_eq!(answers[1].as_ref().unwrap()[0].retry_after_ms, 1_000);
 }
-
-#[test]
-fn a_flight_has_room_for_64_checks() {
-    let mut flight = flight(MOST_CHECKS - 1);
-    let next = flight.requests[0].clone();
-    assert!(flight.has_room_for(&next));
-    flight.board(next.clone());
-    assert!(!flight.has_room_for(&next));
-    assert!(Flight::new().has_room_for(&next));
-}
