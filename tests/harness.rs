@@ -7,6 +7,7 @@ pub mod fault_proxy;
 pub mod gateway;
 pub mod postgres;
 pub mod redis;
+pub mod sentinels;
 pub mod upstream;
 pub mod world;
 

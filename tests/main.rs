@@ -28,6 +28,7 @@ mod limits;
 mod outage;
 mod rollout;
 mod rules;
+mod sentinel;
 mod simulation;
 mod tidy;
 mod twins;

@@ -9,6 +9,9 @@ use testcontainers::{Container, GenericImage};
 
 use super::{docker_has, eventually, free_port};
 
+/// The configuration of a process, in its folder.
+const FILE: &str = "node.conf";
+
 pub struct Redis {
     pub port: u16,
     server: Server,
@@ -47,7 +50,13 @@ impl Redis {
 
     /// A process of `program`, which may not answer yet.
     pub fn of(program: &str, arguments: &[&str]) -> Self {
+        Self::of_file(program, "", arguments)
+    }
+
+    /// [`Redis::of`], with what only a file can say.
+    pub fn of_file(program: &str, text: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join(FILE), text).unwrap();
         let port = free_port();
         let arguments: Vec<String> = arguments.iter().copied().map(String::from).collect();
         let child = spawn(program, port, folder.path(), &arguments);
@@ -133,6 +142,7 @@ impl Drop for Redis {
 
 fn spawn(program: &str, port: u16, folder: &std::path::Path, arguments: &[String]) -> Child {
     Command::new(program)
+        .arg(FILE)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
         .args(arguments)
         .current_dir(folder)
