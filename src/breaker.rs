@@ -8,7 +8,7 @@
 //! Asking and recording cannot come apart: [`Breaker::admit`] gives a [`Call`] that takes the outcome.
 //! A probe that is dropped on the way opens the circuit again, so half-open cannot get stuck.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::clock::Timestamp;
@@ -63,6 +63,8 @@ pub struct Breaker {
     last_answer: AtomicU64,
     last_failure: AtomicU64,
     down_at: AtomicU64,
+    /// There was no connection since the last probe.
+    cut_off: AtomicBool,
     pause: Mutex<Pause>,
 }
 
@@ -86,6 +88,7 @@ impl Breaker {
             last_answer: AtomicU64::new(0),
             last_failure: AtomicU64::new(0),
             down_at: AtomicU64::new(0),
+            cut_off: AtomicBool::new(false),
             pause: Mutex::new(Pause { until: Timestamp::default(), doublings: 0, random: seed }),
         }
     }
@@ -100,18 +103,28 @@ impl Breaker {
         (self.state() == State::Closed).then_some(Call(self))
     }
 
-    /// The one probe, if the pause is over. While it lives there is no second one.
+    /// The one probe, if the pause is over, or a new connection is there: that may lead to a node that is well, and
+    /// they do not come about more often than they should. While it lives there is no second one.
     pub fn probe(&self, now: Timestamp) -> Option<Probe<'_>> {
         let pause = self.pause();
-        if self.state() != State::Open || now < pause.until {
+        if self.state() != State::Open {
+            return None;
+        }
+        if !self.cut_off.swap(false, Ordering::Relaxed) && now < pause.until {
             return None;
         }
         self.set(State::HalfOpen);
         Some(Probe { breaker: self, now, closes: false })
     }
 
-    /// Notes that the store is known to be away at `now`, without asking it.
-    pub fn note_down(&self, now: Timestamp) {
+    /// Notes that there is no connection at `now`.
+    pub fn note_cut_off(&self, now: Timestamp) {
+        self.cut_off.store(true, Ordering::Relaxed);
+        self.note_down(now);
+    }
+
+    /// Notes that the store is known to be away at `now`.
+    fn note_down(&self, now: Timestamp) {
         self.down_at.fetch_max(now.as_micros(), Ordering::Relaxed);
     }
 
@@ -184,6 +197,7 @@ impl Breaker {
     }
 
     fn close(&self) {
+        self.cut_off.store(false, Ordering::Relaxed);
         self.pause().doublings = 0;
         self.in_a_row.store(0, Ordering::Relaxed);
         self.window_started.store(0, Ordering::Relaxed);
@@ -389,6 +403,18 @@ mod tests {
         }
         assert!(pauses.iter().all(|pause| *pause <= 2 * SECOND + 20_000), "{pauses:?}");
         assert!(pauses[4] > SECOND, "{pauses:?}");
+    }
+
+    /// Behind a new connection may be another node, after a failover: that is tried at once, and once.
+    #[test]
+    fn a_new_connection_is_tried_at_once() {
+        let breaker = breaker();
+        fail(&breaker, 10, START);
+        let now = START.plus_micros(100_000);
+        assert!(breaker.probe(now).is_none());
+        breaker.note_cut_off(now);
+        assert!(breaker.probe(now).map(drop).is_some());
+        assert!(breaker.probe(now).is_none(), "not again before the pause is over");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 mod check;
 mod database;
 mod demo;
+mod doctor;
 mod healthcheck;
 mod keys;
 mod migrate;
@@ -64,6 +65,7 @@ enum Command {
     Rules(rules::Rules),
     /// Makes, lists and revokes API keys.
     Keys(keys::Keys),
+    Doctor(doctor::Doctor),
     /// Prints the JSON Schema of the configuration.
     Schema,
     /// Asks a URL, and exits with 0 if it answers 200 within 2 seconds: for container health checks.
@@ -83,6 +85,7 @@ pub fn main() -> ExitCode {
         Command::Migrate { config } => migrate::run(&config),
         Command::Rules(rules) => rules.run(),
         Command::Keys(keys) => keys.run(),
+        Command::Doctor(doctor) => doctor.run(),
         Command::Healthcheck { url } => healthcheck::run(&url),
         Command::Schema => {
             print!("{SCHEMA}");

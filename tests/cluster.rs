@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::access::granted;
 use crate::harness::cluster::Cluster;
 use crate::harness::gateway::everything_to;
-use crate::harness::{Connection, Gateway, Upstream, eventually, get};
+use crate::harness::{Connection, Gateway, Redis, Upstream, eventually, get};
 
 const CAPACITY: usize = 200;
 const RATE: usize = 50;
@@ -338,7 +339,14 @@ headers: [x-ratelimit]
 ",
         upstream.port
     );
-    let gateway = Gateway::start(&cluster.store("").replace("40ms", "5s"), &rules);
+    // With the rights of the guide, and no more.
+    for node in &cluster.nodes {
+        let rights = granted(1);
+        let words: Vec<&str> = rights.iter().map(String::as_str).collect();
+        let _: String = node.command(&[&["ACL", "SETUSER", "tollgate"], &words[..]].concat());
+    }
+    let store = cluster.store(", user: tollgate, password: secret").replace("40ms", "5s");
+    let gateway = Gateway::start(&store, &rules);
     for tenant in ["old", "new"] {
         let keys = [format!("rl:{{{tenant}}}:all"), format!("rl:{{{tenant}}}:second:fixed_window")];
         let source = cluster.master_of(&keys[0]);
@@ -379,6 +387,8 @@ headers: [x-ratelimit]
             Some(&*format!("{}", left + 50))
         );
     }
+    let refused = |node: &Redis| node.command::<Vec<::redis::Value>>(&["ACL", "LOG"]).len();
+    assert_eq!(cluster.nodes.iter().map(refused).sum::<usize>(), 0);
     let fallback = get(gateway.admin, "/metrics", "").body;
     assert!(!fallback.contains("tollgate_decisions_total{basis=\"fallback\""), "{fallback}");
 }

@@ -64,9 +64,21 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
 }
 
-/// Runs each behaviour on both stores.
+/// Runs each behaviour on both stores, and on the other servers that can be a store.
 macro_rules! contract {
     ($($name:ident),* $(,)?) => {
+        mod redis_6_2 {
+            $(#[test] fn $name() {
+                let redis = super::Redis::other("redis-6.2");
+                super::$name(&super::Running::redis(&redis.url(), std::time::Duration::from_secs(5)));
+            })*
+        }
+        mod valkey {
+            $(#[test] fn $name() {
+                let redis = super::Redis::other("valkey-9.1");
+                super::$name(&super::Running::redis(&redis.url(), std::time::Duration::from_secs(5)));
+            })*
+        }
         mod memory {
             $(#[test] fn $name() { super::$name(&super::Running::memory()); })*
         }

@@ -164,7 +164,12 @@ fn b041_no_raw_key_anywhere() {
 /// B043: times to live of every length reach Redis as whole numbers.
 #[test]
 fn b043_numbers_arrive_as_numbers() {
-    let redis = Redis::start();
+    for redis in [Redis::start(), Redis::other("redis-6.2"), Redis::other("valkey-9.1")] {
+        numbers_arrive_as_numbers(&redis);
+    }
+}
+
+fn numbers_arrive_as_numbers(redis: &Redis) {
     let store = Running::redis(&redis.url(), Duration::from_secs(5));
     for (name, capacity, rate, ttl) in [
         ("e5", 50, "1/s", 100_000u64),

@@ -14,6 +14,7 @@
     reason = "tests may stop at the first thing that is not as it must be"
 )]
 
+mod access;
 mod accuracy;
 mod answers;
 mod check;

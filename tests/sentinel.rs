@@ -11,6 +11,9 @@ use crate::harness::{Connection, FaultProxy, Gateway, Redis, Upstream, eventuall
 const CAPACITY: usize = 100;
 const RATE: usize = 50;
 
+/// What a failover may cost: the replica may not have been told of anything.
+const BEYOND: i64 = 104;
+
 fn is_up(gateway: &Gateway) -> Option<()> {
     (get(gateway.admin, "/api/v1/status", "").json()["store"]["up"] == true).then_some(())
 }
@@ -48,7 +51,7 @@ fn under_load(gateways: &[Gateway; 2], change: impl FnOnce()) -> (Vec<u16>, i64,
     let ideal = CAPACITY as f64 + RATE as f64 * started.elapsed().as_secs_f64();
     let other =
         statuses.iter().map(|(status, _)| *status).filter(|status| !matches!(status, 200 | 429)).collect();
-    (other, admitted as i64 - ideal as i64, statuses.iter().map(|(_, took)| *took).max().unwrap())
+    (other, (admitted as f64 - ideal) as i64, statuses.iter().map(|(_, took)| *took).max().unwrap())
 }
 
 #[test]
@@ -81,7 +84,7 @@ fn masters_change_under_load() {
         assert!(changed.elapsed() < Duration::from_secs(3), "{:?}", changed.elapsed());
     });
     println!("SENTINEL FAILOVER: {beyond} beyond the limit, slowest {slowest:.0?}");
-    assert!(other.is_empty() && beyond <= CAPACITY as i64 + 4, "{other:?}, {beyond} beyond the limit");
+    assert!(other.is_empty() && beyond <= BEYOND, "{other:?}, {beyond} beyond the limit");
 
     // The Sentinels make the old one a replica of the new one; then that one dies.
     eventually("a replica again", || {
@@ -104,12 +107,14 @@ fn masters_change_under_load() {
             info.contains("role:master").then_some(())
         });
         let changed = Instant::now();
-        gateways.iter().for_each(|gateway| eventually("a gateway that is back", || is_up(gateway)));
+        for gateway in &gateways {
+            eventually("a gateway that is back", || is_up(gateway));
+        }
         println!("kill -9: failed over after {:.1?}, back {:.1?} later", changed - killed, changed.elapsed());
         assert!(changed.elapsed() < Duration::from_secs(3), "{:?}", changed.elapsed());
     });
     println!("kill -9: {beyond} beyond the limit, slowest {slowest:.0?}");
-    assert!(other.is_empty() && beyond <= CAPACITY as i64 + 4, "{other:?}, {beyond} beyond the limit");
+    assert!(other.is_empty() && beyond <= BEYOND, "{other:?}, {beyond} beyond the limit");
 
     // Without Sentinels the last word holds.
     let names = sentinels.len();

@@ -192,10 +192,23 @@ fn request(random: &mut Random, rules: &[Rule], now: Timestamp) -> Checks {
 
 #[test]
 fn random_traces_give_the_same_verdicts() {
-    let redis = Redis::start();
+    same_verdicts(&Redis::start());
+}
+
+#[test]
+fn random_traces_on_redis_6_2() {
+    same_verdicts(&Redis::other("redis-6.2"));
+}
+
+#[test]
+fn random_traces_on_valkey() {
+    same_verdicts(&Redis::other("valkey-9.1"));
+}
+
+fn same_verdicts(redis: &Redis) {
     let mut requests = 0;
     for seed in 1..=25 {
-        let mut twins = Twins::new(&redis, |script| script);
+        let mut twins = Twins::new(redis, |script| script);
         requests += twins.run(seed, 1_000).unwrap_or_else(|difference| panic!("{difference}"));
     }
     assert!(requests > 100_000, "{requests}");

@@ -45,7 +45,7 @@ impl Limiter {
         let (breaker, fallback) = (remote.breakers.of(node), &remote.fallback);
         // Without a connection a probe could only fail, and make the next pause longer.
         if !self.store.is_node_up(node) {
-            breaker.note_down(self.clock.now());
+            breaker.note_cut_off(self.clock.now());
             return;
         }
         if breaker.state() == State::Closed {

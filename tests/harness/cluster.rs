@@ -19,7 +19,7 @@ impl Cluster {
         let mut create = vec!["create"];
         create.extend(addresses.iter().map(String::as_str));
         create.extend(["--cluster-replicas", "1", "--cluster-yes"]);
-        cluster.manage(&create);
+        Self::manage(&create);
         cluster.settle();
         // A failover needs a replica that has followed its master once.
         for node in &cluster.nodes {
@@ -43,7 +43,7 @@ impl Cluster {
     }
 
     /// `redis-cli --cluster` with these words.
-    pub fn manage(&self, words: &[&str]) -> String {
+    pub fn manage(words: &[&str]) -> String {
         let output = Command::new("redis-cli").arg("--cluster").args(words).output().unwrap();
         let told = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{words:?}: {told}");
@@ -59,12 +59,17 @@ impl Cluster {
             };
             self.nodes.iter().all(is_well).then_some(())
         });
+        let any = address(&self.nodes[0]);
+        eventually("nodes that agree", || {
+            let output = Command::new("redis-cli").args(["--cluster", "check", &any]).output().unwrap();
+            output.status.success().then_some(())
+        });
     }
 
     /// One more node, empty: its position.
     pub fn add(&mut self) -> usize {
         let new = node();
-        self.manage(&["add-node", &address(&new), &address(&self.nodes[0])]);
+        Self::manage(&["add-node", &address(&new), &address(&self.nodes[0])]);
         self.nodes.push(new);
         let id = self.id(self.nodes.len() - 1);
         for node in &self.nodes {
@@ -80,13 +85,14 @@ impl Cluster {
     /// Takes a node that has no slots out of the cluster.
     pub fn remove(&mut self, index: usize) {
         let other = address(&self.nodes[(index + 1) % self.nodes.len()]);
-        self.manage(&["del-node", &other, &self.id(index)]);
+        Self::manage(&["del-node", &other, &self.id(index)]);
         self.nodes.remove(index);
     }
 
     /// Moves slots from one master to another.
     pub fn reshard(&self, from: usize, to: usize, slots: usize) {
         let (from, to, slots) = (self.id(from), self.id(to), slots.to_string());
+        self.settle();
         let any = address(&self.nodes[0]);
         let words = [
             "reshard",
@@ -99,7 +105,7 @@ impl Cluster {
             &slots,
             "--cluster-yes",
         ];
-        self.manage(&words);
+        Self::manage(&words);
     }
 
     pub fn id(&self, index: usize) -> String {

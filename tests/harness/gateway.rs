@@ -71,6 +71,13 @@ impl Gateway {
         fs::rename(new, self.config()).unwrap();
     }
 
+    /// [`Gateway::write`] with another store, too.
+    pub fn write_store(&mut self, store: &str, rest: &str) {
+        let before = self.head.find("store: ").unwrap();
+        self.head = format!("{}store: {store}\n", &self.head[..before]);
+        self.write(rest);
+    }
+
     pub fn config(&self) -> PathBuf {
         self.folder.path().join("tollgate.yaml")
     }

@@ -48,6 +48,18 @@ impl Redis {
         redis
     }
 
+    /// A process of one of the servers that `scripts/other-servers` fetches.
+    pub fn other(name: &str) -> Self {
+        let folder = std::env::var("TOLLGATE_TEST_SERVERS").unwrap_or_else(|_| {
+            let cache = std::env::var("XDG_CACHE_HOME");
+            let cache = cache.unwrap_or_else(|_| format!("{}/.cache", std::env::var("HOME").unwrap()));
+            format!("{cache}/tollgate-servers")
+        });
+        let redis = Self::of(&format!("{folder}/{name}"), &[]);
+        redis.wait();
+        redis
+    }
+
     /// A process of `program`, which may not answer yet.
     pub fn of(program: &str, arguments: &[&str]) -> Self {
         Self::of_file(program, "", arguments)
@@ -98,12 +110,6 @@ impl Redis {
         let arguments: Vec<String> =
             arguments.iter().cloned().chain(more.iter().copied().map(String::from)).collect();
         *child = spawn(program, self.port, folder.path(), &arguments);
-    }
-
-    /// The folder of the process, where its files are.
-    pub fn folder(&self) -> &std::path::Path {
-        let Server::Process { folder, .. } = &self.server else { panic!("only a process has a folder") };
-        folder.path()
     }
 
     pub fn url(&self) -> String {

@@ -165,7 +165,9 @@ fn is_read_only(fault: &StoreFault) -> bool {
 
 /// What the server said, beginning with its code.
 pub(super) fn words(error: &RedisError) -> String {
-    format!("{} {}", error.code().unwrap_or("ERR"), error.detail().unwrap_or_default())
+    // Of a login that failed the library keeps no code.
+    let without_code = if error.kind() == ErrorKind::AuthenticationFailed { "WRONGPASS" } else { "ERR" };
+    format!("{} {}", error.code().unwrap_or(without_code), error.detail().unwrap_or_default())
 }
 
 pub(super) fn is_server_answer(error: &RedisError) -> bool {

@@ -31,8 +31,13 @@ pub(super) struct Sentinels {
     pub(super) access: ArcSwap<Access>,
 }
 
-/// Where one of them says that the master is, and in which of its terms.
-type Named = (u64, Address);
+/// What one of them says of the master.
+pub(super) struct Master {
+    pub(super) address: Address,
+    /// Its term: each failover begins another one.
+    epoch: u64,
+    pub(super) other_sentinels: u64,
+}
 
 impl Sentinels {
     /// The Sentinels at `addresses`, for the master they know as `master`.
@@ -52,11 +57,11 @@ impl Sentinels {
                         tokio::time::timeout(ANSWER_WITHIN, ask).await.unwrap_or_else(|_| Err(too_late()))
                     }
                 }));
-            let (mut newest, mut error): (Option<Named>, _) = (None, None);
+            let (mut newest, mut error): (Option<Master>, _) = (None, None);
             for answer in answers.await {
                 match answer {
                     // One that was cut off from the others still names the master of an earlier term.
-                    Ok(named) if newest.as_ref().is_none_or(|newest| newest.0 < named.0) => {
+                    Ok(named) if newest.as_ref().is_none_or(|newest| newest.epoch < named.epoch) => {
                         newest = Some(named);
                     }
                     Ok(_) => {}
@@ -64,7 +69,7 @@ impl Sentinels {
                 }
             }
             match (newest, error) {
-                (Some((_, address)), _) => {
+                (Some(Master { address, .. }), _) => {
                     told_of_trouble = false;
                     if node.go_to(&address) {
                         tracing::info!(%address, master = &*self.master, "the Sentinels name the master");
@@ -89,22 +94,32 @@ impl Sentinels {
         &self,
         address: &Address,
         connection: &mut Option<MultiplexedConnection>,
-    ) -> Result<Named, RedisError> {
+    ) -> Result<Master, RedisError> {
         let mut known = match connection.take() {
             Some(known) => known,
             None => dial(&self.access.load().client(address)?).await?,
         };
-        let mut ask = redis::cmd("SENTINEL");
-        ask.arg("MASTER").arg(&*self.master);
-        let told: HashMap<String, String> = ask.query_async(&mut known).await?;
+        let told = master(&mut known, &self.master).await?;
         *connection = Some(known);
-        let number = |field: &str| told.get(field).and_then(|text| text.parse::<u64>().ok());
-        let port = number("port").and_then(|port| u16::try_from(port).ok());
-        match (told.get("ip"), port) {
-            (Some(host), Some(port)) => Ok((number("config-epoch").unwrap_or(0), Address::tcp(host, port))),
-            _ => Err(RedisError::from((ErrorKind::UnexpectedReturnType, "a master without an address"))),
-        }
+        Ok(told)
     }
+}
+
+/// Asks a Sentinel about its master of that name.
+pub(super) async fn master(connection: &mut MultiplexedConnection, name: &str) -> Result<Master, RedisError> {
+    let mut ask = redis::cmd("SENTINEL");
+    ask.arg("MASTER").arg(name);
+    let told: HashMap<String, String> = ask.query_async(connection).await?;
+    let number = |field: &str| told.get(field).and_then(|text| text.parse::<u64>().ok());
+    let port = number("port").and_then(|port| u16::try_from(port).ok());
+    let (Some(host), Some(port)) = (told.get("ip"), port) else {
+        return Err(RedisError::from((ErrorKind::UnexpectedReturnType, "a master without an address")));
+    };
+    Ok(Master {
+        address: Address::tcp(host, port),
+        epoch: number("config-epoch").unwrap_or(0),
+        other_sentinels: number("num-other-sentinels").unwrap_or(0),
+    })
 }
 
 impl std::fmt::Debug for Sentinels {
