@@ -259,11 +259,13 @@ impl Limiter {
 
     /// Brings the metrics on nodes up to date.
     pub fn count_nodes(&self) {
-        let nodes = self.store.nodes();
-        let up = nodes.iter().filter(|node| self.store.is_node_up(**node)).count();
-        self.metrics.store.connected.set(i64::from(self.store.is_up()));
-        self.metrics.store.nodes.set(i64::try_from(nodes.len()).unwrap_or(i64::MAX));
-        self.metrics.store.nodes_up.set(i64::try_from(up).unwrap_or(i64::MAX));
+        let (nodes, metrics) = (self.store.describe(), &self.metrics.store);
+        let gauge = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        metrics.connected.set(i64::from(self.store.is_up()));
+        metrics.nodes.set(gauge(nodes.len()));
+        metrics.nodes_up.set(gauge(nodes.iter().filter(|node| node.up).count()));
+        let evicted: u64 = nodes.iter().map(|node| node.evicted).sum();
+        metrics.evicted_keys.set(i64::try_from(evicted).unwrap_or(i64::MAX));
         self.metrics.breaker_state.set(self.breaker_state() as i64);
     }
 

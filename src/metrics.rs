@@ -177,6 +177,8 @@ pub struct StoreMetrics {
     pub nodes: IntGauge,
     /// Those that are connected.
     pub nodes_up: IntGauge,
+    /// Keys that they have evicted.
+    pub evicted_keys: IntGauge,
     /// Gateways that share the limits, as far as is known.
     pub live_gateways: IntGauge,
     /// Why there was no connection, or no decision.
@@ -192,6 +194,7 @@ impl StoreMetrics {
             connected: gauge(r, "store_connected", "1 while all nodes of the store are connected.")?,
             nodes: gauge(r, "store_nodes", "Nodes of the store that have buckets.")?,
             nodes_up: gauge(r, "store_nodes_up", "Nodes of the store that are connected.")?,
+            evicted_keys: gauge(r, "store_evicted_keys", "Keys that the store has evicted to make room.")?,
             live_gateways: gauge(r, "live_gateways", "Gateways that share the limits, as far as is known.")?,
             errors: store_errors.clone(),
         })

@@ -93,6 +93,8 @@ pub struct Node {
     pub up: bool,
     /// Why there is no connection, if there is none.
     pub trouble: Option<String>,
+    /// Keys that it has evicted to make room, as it said last.
+    pub evicted: u64,
 }
 
 /// Why a store gave no decision.

@@ -397,16 +397,20 @@ fn the_new_password_is_counted_as_such() {
     assert_eq!((ready.status, &*ready.body), (200, "ready, degraded: the store is down\n"));
 }
 
-/// B057: a Redis that may evict buckets is warned about.
+/// B057: a Redis that may evict buckets is warned about, and what it has evicted is counted.
 #[test]
 fn b057_eviction_is_warned_about() {
     let redis = Redis::process();
-    let _: String = redis.command(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    let _: String = redis.command(&["CONFIG", "SET", "maxmemory", "4mb"]);
     let _: String = redis.command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    for number in 0..200 {
+        let _: String = redis.command(&["SET", &format!("noise-{number}"), &"x".repeat(40_000)]);
+    }
     let upstream = Upstream::start();
     let rules = everything_to(&upstream, "  default: {capacity: 5, refill_per_second: 1/h}");
     let gateway = Gateway::start(&format!("{{redis: {{url: '{}'}}}}", redis.url()), &rules);
     eventually("the warning", || gateway.log().contains("Redis may evict buckets").then_some(()));
+    assert!(gateway.metric("tollgate_store_evicted_keys") > 50);
 }
 
 /// B059, B067: neither a store that is away nor one that only reads is stormed with connections.

@@ -1,6 +1,7 @@
 //! A Redis Cluster of its own for a test: processes on ports that nobody else has.
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use super::{Redis, eventually, free_port};
 
@@ -80,6 +81,42 @@ impl Cluster {
         // Until it says so it takes no keys.
         self.settle();
         self.nodes.len() - 1
+    }
+
+    /// One more replica of a master, in step with it: its position.
+    pub fn add_replica(&mut self, master: usize) -> usize {
+        let new = node();
+        let id = self.id(master);
+        let words = [
+            "add-node",
+            &address(&new),
+            &address(&self.nodes[master]),
+            "--cluster-slave",
+            "--cluster-master-id",
+            &id,
+        ];
+        Self::manage(&words);
+        self.nodes.push(new);
+        let new = self.nodes.len() - 1;
+        eventually("a replica in step", || {
+            let info: String = self.nodes[new].command(&["INFO", "replication"]);
+            info.contains("master_link_status:up").then_some(())
+        });
+        self.settle();
+        new
+    }
+
+    /// Makes a replica the master of its shard. Others vote on it, who may not have heard of a new one yet.
+    pub fn fail_over_to(&self, replica: usize) {
+        let mut asked: Option<Instant> = None;
+        eventually("a failover", || {
+            if asked.is_none_or(|asked| asked.elapsed() > Duration::from_secs(6)) {
+                let _: String = self.nodes[replica].command(&["CLUSTER", "FAILOVER"]);
+                asked = Some(Instant::now());
+            }
+            let masters = self.masters();
+            (masters.contains(&replica) && masters.len() == 3).then_some(())
+        });
     }
 
     /// Takes a node that has no slots out of the cluster.

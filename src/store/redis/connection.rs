@@ -39,6 +39,16 @@ pub(super) enum OpenError {
     Unfit(String),
 }
 
+/// Whether buckets are safe on a node. One that may evict keys forgets what was taken, and so gives out more than the
+/// limit.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Eviction {
+    /// The policy by which it may, if it may.
+    pub(super) policy: Option<String>,
+    /// Keys that were evicted since it began.
+    pub(super) evicted: u64,
+}
+
 /// A connection, and the hash under which the script is known there.
 pub(super) struct Connection {
     connection: MultiplexedConnection,
@@ -54,7 +64,6 @@ impl Connection {
             // connection without a word.
             examine(&hello(&mut connection, name).await?, kind)?;
             let sha = load(&mut connection).await?;
-            warn_of_eviction(&mut connection).await;
             Ok(Self { connection, sha })
         };
         tokio::time::timeout(CONNECT_WITHIN, open).await.unwrap_or_else(|_| Err(too_late().into()))
@@ -91,6 +100,12 @@ impl Connection {
     /// Sends one command.
     pub(super) async fn send(&self, command: &Cmd) -> Result<Value, RedisError> {
         answered(self.connection.clone().send_packed_command(command).await?)
+    }
+
+    /// Whether buckets are safe here. Who may not ask is not told: that is no reason not to work.
+    pub(super) async fn eviction(&self) -> Option<Eviction> {
+        let told = redis::cmd("INFO").query_async::<String>(&mut self.connection.clone()).await;
+        told.ok().map(|told| Eviction::of(&told))
     }
 
     /// Loads the script again, after Redis has said that it does not know it.
@@ -166,17 +181,16 @@ fn too_old(what: &str) -> String {
     format!("{what}: the scripts need Redis {}.{} or newer, or Valkey", OLDEST.0, OLDEST.1)
 }
 
-/// A Redis that may evict keys forgets what was taken, and so gives out more than the limit. Who may not
-/// be asked for it is not: that is no reason not to work.
-async fn warn_of_eviction(connection: &mut MultiplexedConnection) {
-    let Ok(told) = redis::cmd("INFO").arg("memory").query_async::<String>(connection).await else { return };
-    let value = |field: &str| told.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-    let policy = value("maxmemory_policy").unwrap_or("noeviction");
-    if value("maxmemory").is_some_and(|bytes| bytes != "0") && policy != "noeviction" {
-        tracing::warn!(
-            policy,
-            "Redis may evict buckets, which gives out more than the limit: use noeviction"
-        );
+impl Eviction {
+    /// From what INFO says.
+    fn of(told: &str) -> Self {
+        let value = |field: &str| told.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        let policy = value("maxmemory_policy").unwrap_or("noeviction");
+        let is_bounded = value("maxmemory").is_some_and(|bytes| bytes != "0");
+        Self {
+            policy: Some(policy).filter(|policy| is_bounded && *policy != "noeviction").map(Into::into),
+            evicted: value("evicted_keys").and_then(|keys| keys.parse().ok()).unwrap_or(0),
+        }
     }
 }
 
@@ -201,6 +215,19 @@ mod tests {
     fn told(server: &str, version: &str, mode: &str, role: &str) -> HashMap<String, Value> {
         let fields = [("server", server), ("version", version), ("mode", mode), ("role", role)];
         fields.map(|(field, text)| (field.into(), Value::BulkString(text.into()))).into()
+    }
+
+    #[test]
+    fn evictions_are_seen() {
+        let told = |policy, most| {
+            Eviction::of(&format!(
+                "# Memory\r\nmaxmemory:{most}\r\nmaxmemory_policy:{policy}\r\nevicted_keys:7\r\n"
+            ))
+        };
+        assert_eq!(told("allkeys-lru", 1), Eviction { policy: Some("allkeys-lru".into()), evicted: 7 });
+        assert_eq!(told("allkeys-lru", 0).policy, None);
+        assert_eq!(told("noeviction", 1).policy, None);
+        assert_eq!(Eviction::of("nonsense"), Eviction { policy: None, evicted: 0 });
     }
 
     #[test]

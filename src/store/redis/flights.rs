@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::access::Address;
 use super::board::{Boarding, Call, fail, is_server_answer, land, needs_new_connection, words};
-use super::connection::{Connection, OpenError, server_error};
+use super::connection::{Connection, Eviction, OpenError, server_error};
 use super::heartbeat::{self, Heartbeat};
 use super::node::{LONGEST_QUEUE, Shared, State, Waiting};
 use crate::clock::jittered;
@@ -36,6 +36,9 @@ const LAST_PAUSE: Duration = Duration::from_secs(1);
 /// The last pause where what answers is a replica: it may be one for long.
 const LAST_PAUSE_AT_A_REPLICA: Duration = Duration::from_secs(2);
 
+/// How often is looked whether a node may evict buckets.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+
 /// The driver of one node.
 pub(super) struct Flights {
     shared: Arc<Shared>,
@@ -48,6 +51,9 @@ pub(super) struct Flights {
     connected_at: Instant,
     next_beat: Instant,
     beat_refused: bool,
+    next_look: Instant,
+    /// The policy of eviction that was warned about.
+    warned_of: Option<String>,
 }
 
 /// What became of a connection.
@@ -83,6 +89,8 @@ impl Flights {
             connected_at: now,
             next_beat: now,
             beat_refused: false,
+            next_look: now,
+            warned_of: None,
         }
     }
 
@@ -93,6 +101,7 @@ impl Flights {
             let Some(connection) = self.connect(&mut pause).await else { return };
             self.connected_at = Instant::now();
             self.next_beat = self.connected_at;
+            self.next_look = self.connected_at;
             self.set_up(true);
             let lost = self.fly(connection).await;
             self.set_up(false);
@@ -297,7 +306,7 @@ impl Flights {
                     let live = heartbeat.heard(&reply, sent, self.connected_at);
                     shared.metrics.live_gateways.set(i64::from(live));
                 }
-                Ok(())
+                self.look(connection, gate).await
             }
             Some(Err(error)) => {
                 if server_error(&error) == Some(ServerErrorKind::Moved) {
@@ -310,6 +319,31 @@ impl Flights {
             }
             None => self.await_late(answer, gate).await,
         }
+    }
+
+    /// Looks now and then whether buckets are safe.
+    async fn look(&mut self, connection: &Connection, gate: &mut VecDeque<Waiting>) -> Result<(), Lost> {
+        if Instant::now() < self.next_look {
+            return Ok(());
+        }
+        self.next_look = Instant::now() + LOOK_EVERY;
+        let mut told = std::pin::pin!(connection.eviction());
+        let Some(told) = in_time(&mut told, self.shared.timeout).await else {
+            return self.await_late(std::pin::pin!(async { Ok(told.await) }), gate).await;
+        };
+        let Some(Eviction { policy, evicted }) = told else { return Ok(()) };
+        self.state.evicted.store(evicted, Ordering::Relaxed);
+        if policy != self.warned_of {
+            if let Some(policy) = &policy {
+                tracing::warn!(
+                    policy,
+                    node = %self.name(),
+                    "Redis may evict buckets, which gives out more than the limit: use noeviction"
+                );
+            }
+            self.warned_of = policy;
+        }
+        Ok(())
     }
 
     /// Waits for an answer that is late. Redis answers in order, so nobody else is answered before.

@@ -1,6 +1,6 @@
 //! One node as requests see it: a queue in front of its driver.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -42,6 +42,8 @@ pub(super) struct State {
     pub(super) beats: AtomicBool,
     /// Whether requests were sent here lately by a node that is moving their slot here.
     pub(super) asked: AtomicBool,
+    /// Keys that the node has evicted.
+    pub(super) evicted: AtomicU64,
     trouble: Mutex<Option<String>>,
 }
 
@@ -141,6 +143,7 @@ impl Node {
             address: self.address().map_or_else(|| "not known yet".into(), |address| address.to_string()),
             up,
             trouble: trouble.filter(|_| !up),
+            evicted: self.state.evicted.load(Ordering::Relaxed),
         }
     }
 }

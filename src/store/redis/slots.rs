@@ -100,6 +100,7 @@ pub(super) fn heirs(known: &[Known], new: &[Shard]) -> Vec<Option<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::key::{Hasher, Key, Part};
 
     /// As Redis says it itself (`CLUSTER KEYSLOT`).
     #[test]
@@ -114,6 +115,26 @@ mod tests {
             ("", 0),
         ] {
             assert_eq!(slot_of(key), slot, "{key}");
+        }
+    }
+
+    /// B053: clients of one rule spread over all shards, known and unknown tenants alike.
+    #[test]
+    fn clients_spread_over_the_shards() {
+        let hasher = Hasher::new(b"secret");
+        let route = Part::known(b"all", &hasher);
+        let spread = |tenant: &dyn Fn(u32) -> Part| {
+            let mut shards = [0; 3];
+            for number in 0..10_000 {
+                let key = Key::tenant_route("rl", &tenant(number), &route);
+                shards[usize::from(slot_of(key.as_str())) * 3 / COUNT] += 1;
+            }
+            shards
+        };
+        let unknown = spread(&|number| hasher.part(format!("client-{number}").as_bytes()));
+        let known = spread(&|number| Part::known(format!("client-{number}").as_bytes(), &hasher));
+        for count in unknown.into_iter().chain(known) {
+            assert!((3_000..=3_667).contains(&count), "{unknown:?} {known:?}");
         }
     }
 
