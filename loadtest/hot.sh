@@ -12,91 +12,23 @@
 # Needs wrk, nginx, redis-server, redis-cli, curl.
 
 set -euo pipefail
-PATH=$PATH:/usr/local/sbin:/usr/sbin
-export LC_ALL=C
 
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 TOLLGATE=${TOLLGATE:-$(dirname -- "$HERE")/target/release/tollgate}
 readonly GATEWAYS=${GATEWAYS:-4} RATE=${RATE:-4000} SECONDS_OF_LOAD=${SECONDS_OF_LOAD:-10}
 readonly CONNECTIONS=40 EPSILON=0.05
 
-WORK=$(mktemp -d)
-PIDS=()
-PORTS=()
-ADMINS=()
+# shellcheck source=loadtest/common.sh
+. "$HERE/common.sh"
+need wrk nginx redis-server redis-cli curl
 
-finish() {
-    for pid in "${PIDS[@]}"; do kill -9 "$pid" 2>/dev/null || true; done
-    rm -rf "$WORK"
-}
-trap finish EXIT
-
-for tool in wrk nginx redis-server redis-cli curl; do
-    command -v "$tool" >/dev/null || { echo "missing: $tool" >&2; exit 1; }
-done
-[ -x "$TOLLGATE" ] || { echo "no gateway at $TOLLGATE: cargo build --release" >&2; exit 1; }
-
-# A port that nobody listens on, into REPLY.
-NEXT_PORT=$((25000 + $$ % 5000))
-free_port() {
-    while (exec 3<>"/dev/tcp/127.0.0.1/$NEXT_PORT") 2>/dev/null; do NEXT_PORT=$((NEXT_PORT + 1)); done
-    REPLY=$NEXT_PORT
-    NEXT_PORT=$((NEXT_PORT + 1))
-}
-
-start() {
-    "$@" >>"$WORK/log" 2>&1 &
-    disown $!
-    PIDS+=($!)
-}
-
-upstream_start() {
-    free_port
-    UPSTREAM=$REPLY
-    cat >"$WORK/nginx.conf" <<CONF
-master_process off; daemon off; pid $WORK/nginx.pid; error_log /dev/null;
-events { worker_connections 1024; }
-http { log_format at '\$msec \$http_x_api_key'; access_log $WORK/admitted at; keepalive_requests 1000000;
-  server { listen 127.0.0.1:$UPSTREAM; location / { return 200 "hello\n"; } } }
-CONF
-    start nginx -c "$WORK/nginx.conf"
-}
-
-gateway_start() {
-    free_port; local port=$REPLY
-    free_port; local admin=$REPLY
-    cat >"$WORK/$port.yaml" <<YAML
-threads: 1
-listeners: [{address: 127.0.0.1:$port}]
-admin: {address: 127.0.0.1:$admin}
-store: {redis: {url: redis://127.0.0.1:$REDIS, timeout: 50ms}}
-upstreams: {origin: {servers: [127.0.0.1:$UPSTREAM]}}
-routes: [{id: all, match: {path: /*}, upstream: origin}]
-rules: {rows: [{tenant: hot, capacity: $RATE, refill_per_second: $RATE}]}
-hot_keys: {epsilon: $EPSILON}
-log: {level: error}
-YAML
-    start "$TOLLGATE" serve --config "$WORK/$port.yaml"
-    PORTS+=("$port")
-    ADMINS+=("$admin")
-    for _ in $(seq 200); do curl -sfo /dev/null "http://127.0.0.1:$admin/readyz" && return; sleep 0.02; done
-    echo "a gateway did not start: $(cat "$WORK/log")" >&2
-    exit 1
-}
-
-# The sum of the series that match a pattern, over all gateways.
-metric() {
-    local admin
-    for admin in "${ADMINS[@]}"; do curl -s "http://127.0.0.1:$admin/metrics"; done |
-        awk -v pattern="$1" '$0 ~ pattern { sum += $NF } END { print sum + 0 }'
-}
-
-free_port
-REDIS=$REPLY
-start redis-server --port "$REDIS" --bind 127.0.0.1 --save '' --appendonly no --dir "$WORK"
-until timeout 5 redis-cli -p "$REDIS" PING >/dev/null 2>&1; do sleep 0.02; done
+UPSTREAM_LOG=$WORK/admitted
 upstream_start
-for _ in $(seq "$GATEWAYS"); do gateway_start; done
+redis_start
+for _ in $(seq "$GATEWAYS"); do
+    gateway_start "rules: {rows: [{tenant: hot, capacity: $RATE, refill_per_second: $RATE}]}
+hot_keys: {epsilon: $EPSILON}"
+done
 sleep 5 # until each may hold something: all others have counted it
 
 calls_before=$(metric '^tollgate_store_calls_total ')

@@ -172,5 +172,8 @@ fn refusal(text: &str) -> &'static str {
         ("MOVED", "moved"),
         ("ASK", "moved"),
     ];
-    KINDS.iter().find(|(word, _)| text.starts_with(word)).map_or("refused", |(_, kind)| kind)
+    let known = KINDS.iter().find(|(word, _)| text.starts_with(word)).map(|(_, kind)| *kind);
+    // What a command inside of the script may not do has no code.
+    let may_not = || text.contains("user executing the script").then_some("noperm");
+    known.or_else(may_not).unwrap_or("refused")
 }

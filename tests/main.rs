@@ -21,6 +21,7 @@ mod check;
 mod cluster;
 mod contract;
 mod demo;
+mod doctor;
 mod faults;
 mod harness;
 mod leases;

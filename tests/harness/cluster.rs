@@ -121,8 +121,13 @@ impl Cluster {
 
     /// Takes a node that has no slots out of the cluster.
     pub fn remove(&mut self, index: usize) {
-        let other = address(&self.nodes[(index + 1) % self.nodes.len()]);
-        Self::manage(&["del-node", &other, &self.id(index)]);
+        let (other, id) = (address(&self.nodes[(index + 1) % self.nodes.len()]), self.id(index));
+        // Not before the other one has heard that it has no slots any more.
+        eventually("a node that may go", || {
+            let output =
+                Command::new("redis-cli").args(["--cluster", "del-node", &other, &id]).output().unwrap();
+            output.status.success().then_some(())
+        });
         self.nodes.remove(index);
     }
 
@@ -199,5 +204,8 @@ fn node() -> Redis {
         &timeout,
         "--repl-diskless-sync-delay",
         "0",
+        // A replica stays with the master that a test gave it.
+        "--cluster-allow-replica-migration",
+        "no",
     ])
 }
