@@ -16,8 +16,8 @@ TOLLGATE=${TOLLGATE:-$(dirname -- "$HERE")/target/release/tollgate}
 FAULTS=${FAULTS:-none kill kill-saved stop pause sleep drop oom flush busy password replica}
 readonly CAPACITY=200 RATE=100 BEFORE=2 DURING=${DURING:-3} AFTER=3
 
-# shellcheck source=loadtest/common.sh
-. "$HERE/common.sh"
+# shellcheck source=loadtest/world.sh
+. "$HERE/world.sh"
 need wrk nginx redis-server redis-cli curl
 REDIS_ARGUMENTS=(--enable-debug-command yes --busy-reply-threshold 100)
 

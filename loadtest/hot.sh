@@ -18,8 +18,8 @@ TOLLGATE=${TOLLGATE:-$(dirname -- "$HERE")/target/release/tollgate}
 readonly GATEWAYS=${GATEWAYS:-4} RATE=${RATE:-4000} SECONDS_OF_LOAD=${SECONDS_OF_LOAD:-10}
 readonly CONNECTIONS=40 EPSILON=0.05
 
-# shellcheck source=loadtest/common.sh
-. "$HERE/common.sh"
+# shellcheck source=loadtest/world.sh
+. "$HERE/world.sh"
 need wrk nginx redis-server redis-cli curl
 
 UPSTREAM_LOG=$WORK/admitted

@@ -16,8 +16,8 @@ TOLLGATE=${TOLLGATE:-$(dirname -- "$HERE")/target/release/tollgate}
 readonly REDIS=${REDIS:-redis-server} TENANTS=${TENANTS:-100000} ROUTES=3
 # Full after 60 s; a key lives for twice as long.
 readonly CAPACITY=60 RATE=1 LIFE=120
-# shellcheck source=loadtest/common.sh
-. "$HERE/common.sh"
+# shellcheck source=loadtest/world.sh
+. "$HERE/world.sh"
 need wrk nginx redis-cli curl "$REDIS"
 
 info() { redis-cli -p "$REDIS_PORT" INFO "$1" | tr -d '\r' | sed -n "s/^$2://p"; }
