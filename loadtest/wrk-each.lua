@@ -1,8 +1,8 @@
 -- wrk script: each of so many tenants asks once on each of so many routes, /r1, /r2 ..., then all is over.
 --
---   wrk -t1 -c32 -d600s -s wrk-each.lua http://127.0.0.1:8080/ -- TENANTS ROUTES
+--   wrk -t1 -c32 -d80s -s wrk-each.lua http://127.0.0.1:8080/ -- TENANTS ROUTES
 --
--- Prints one line: requests and those that were not answered 2xx.
+-- wrk itself waits until its time is up. Prints one line: requests and those that were not answered 2xx.
 
 local threads = {}
 
