@@ -72,6 +72,8 @@ pub struct Listener {
     pub address: Placed<SocketAddr>,
     /// Certificate and key files, if TLS is spoken here.
     pub tls: Option<Certificate>,
+    /// Whether each connection begins with a PROXY protocol header.
+    pub proxy_protocol: bool,
 }
 
 /// A certificate chain and its key, as PEM files.

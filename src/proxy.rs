@@ -11,6 +11,7 @@ pub mod facts;
 pub mod gate;
 pub mod headers;
 mod live;
+pub mod proxy_protocol;
 pub mod upstream;
 
 use std::sync::Arc;

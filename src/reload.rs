@@ -186,7 +186,11 @@ impl Reloader {
 /// What a running process cannot change: it is said, not silently left.
 fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
     let addresses = |config: &Config| -> Vec<_> {
-        config.listeners.iter().map(|listener| (listener.address.value, listener.tls.clone())).collect()
+        config
+            .listeners
+            .iter()
+            .map(|listener| (listener.address.value, listener.tls.clone(), listener.proxy_protocol))
+            .collect()
     };
     // Who the gateway is there may change, where it is may not.
     let redis = |config: &Config| config.store.redis.as_ref().map(RedisStore::place);

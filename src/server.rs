@@ -14,7 +14,7 @@ use std::thread;
 use arc_swap::ArcSwap;
 use pingora::apps::http_app::{HttpServer, ServeHttp};
 use pingora::listeners::tls::TlsSettings;
-use pingora::proxy::http_proxy_service_with_name;
+use pingora::proxy::http_proxy;
 use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server};
 use pingora::services::background::background_service;
@@ -39,6 +39,7 @@ use crate::limit::Limit;
 use crate::limiter::{Limiter, Remote};
 use crate::logging::LogLevel;
 use crate::metrics::Metrics;
+use crate::proxy::proxy_protocol::{Connections, ProxiedListener, ProxyProtocol};
 use crate::proxy::upstream::ResolveError;
 use crate::proxy::{Gateway, Live};
 use crate::reload::Reloader;
@@ -154,7 +155,12 @@ where
     let mut server = Server::new_with_opt_and_conf(None, server_conf(&config));
     server.bootstrap();
     let gateway = Gateway::new(Arc::clone(&live), Arc::clone(&limiter), Arc::clone(&clock), metrics.clone());
-    let mut traffic = http_proxy_service_with_name(&server.configuration, gateway, "traffic");
+    let first = ProxyProtocol::new(proxied(&config), Arc::clone(&live), metrics.clone());
+    let (proxy, first) = (http_proxy(&server.configuration, gateway), Arc::new(first));
+    let mut traffic = Service::new("traffic".into(), Connections::new(proxy, Arc::clone(&first)));
+    if !first.is_unused() {
+        traffic.endpoints().set_pre_tls_callback(first);
+    }
     check_addresses(&config)?;
     for listener in &config.listeners {
         listen(&mut traffic, listener)?;
@@ -269,6 +275,14 @@ fn server_conf(config: &Config) -> ServerConf {
         upstream_keepalive_pool_size: UPSTREAM_POOL,
         ..ServerConf::default()
     }
+}
+
+/// The listeners whose connections begin with a PROXY protocol header.
+fn proxied(config: &Config) -> Vec<ProxiedListener> {
+    let listeners = config.listeners.iter().filter(|listener| listener.proxy_protocol);
+    listeners
+        .map(|listener| ProxiedListener { address: listener.address.value, is_tls: listener.tls.is_some() })
+        .collect()
 }
 
 fn listen<A>(service: &mut Service<A>, listener: &Listener) -> Result<(), StartError> {

@@ -228,6 +228,11 @@ impl Snapshot {
         self.client_address.find(peer, headers)
     }
 
+    /// Whether `peer` is a proxy whose word on addresses counts.
+    pub fn trusts_proxy(&self, peer: IpAddr) -> bool {
+        self.client_address.trusts(peer.to_canonical())
+    }
+
     /// The checks of a request of `subject` on `route` at `now`: the tenant's own rule, what is tried beside it, and
     /// the named rules of the route.
     ///

@@ -28,7 +28,7 @@ use crate::harness::{Gateway, Redis, Upstream, eventually, get};
 const RULES: &str = "  default: {capacity: 5, refill_per_second: 1/h}";
 
 /// Certificates in a folder: `ca`, and signed by it `server`, `client` and `expired`; `other` is of nobody.
-fn certificates(folder: &Path) {
+pub fn certificates(folder: &Path) {
     let write = |name: &str, certificate: &rcgen::Certificate, key: &KeyPair| {
         std::fs::write(folder.join(format!("{name}.pem")), certificate.pem()).unwrap();
         std::fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();

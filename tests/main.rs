@@ -28,6 +28,7 @@ mod leases;
 mod lifecycle;
 mod limits;
 mod outage;
+mod proxied;
 mod rollout;
 mod rules;
 mod sentinel;

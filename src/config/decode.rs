@@ -77,7 +77,7 @@ pub(super) fn config(root: &Node<'_>, rows: Vec<Row>, r: &mut Reading<'_>) -> Co
     Config {
         threads: threads.and_then(|node| threads_of(node, r)),
         drain: drain.and_then(|node| r.duration(node, "drain")).unwrap_or(Duration::from_secs(30)),
-        listeners: listeners_of(root, listeners, r),
+        listeners: listeners_of(root, listeners, &identity.client_address.trusted_proxies, r),
         admin: admin_of(root, admin, r),
         store,
         gateways,
@@ -123,10 +123,15 @@ fn address(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Placed<S
     }
 }
 
-fn listeners_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Vec<Listener> {
+fn listeners_of(
+    root: &Node<'_>,
+    node: Option<&Node<'_>>,
+    trusted: &[IpNet],
+    r: &mut Reading<'_>,
+) -> Vec<Listener> {
     let Some(node) = node else {
         let address = Placed { value: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080)), place: root.place };
-        return vec![Listener { address, tls: None }];
+        return vec![Listener { address, tls: None, proxy_protocol: false }];
     };
     let items = r.list(node, "listeners");
     if items.is_empty() && matches!(node.kind, Kind::Sequence(_)) {
@@ -135,15 +140,24 @@ fn listeners_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -
     let mut listeners: Vec<Listener> = Vec::new();
     for (index, item) in items.iter().enumerate() {
         let field = format!("listeners[{index}]");
-        let [address_node, tls] = r.fields(item, &field, ["address", "tls"]);
+        let [address_node, tls, proxied] = r.fields(item, &field, ["address", "tls", "proxy_protocol"]);
         let address_field = join(&field, "address");
         let address_node = r.required(item, &address_field, address_node);
         let tls = tls.and_then(|node| certificate_of(node, &join(&field, "tls"), r));
+        let words = [("true", true), ("false", false)];
+        let proxied = proxied.and_then(|node| {
+            let is_on = r.one_of(node, &join(&field, "proxy_protocol"), &words)?;
+            if is_on && trusted.is_empty() {
+                let message = "expected identity.client_address.trusted_proxies: those who may send it";
+                r.fault(node.place, &join(&field, "proxy_protocol"), message);
+            }
+            Some(is_on)
+        });
         let Some(address) = address_node.and_then(|node| address(node, &address_field, r)) else { continue };
         if listeners.iter().any(|other| other.address.value == address.value && address.value.port() != 0) {
             r.fault(address.place, &address_field, format!("{} is listened on twice", address.value));
         }
-        listeners.push(Listener { address, tls });
+        listeners.push(Listener { address, tls, proxy_protocol: proxied.unwrap_or(false) });
     }
     listeners
 }

@@ -46,7 +46,8 @@ impl ClientAddress {
         }
     }
 
-    fn trusts(&self, address: IpAddr) -> bool {
+    /// Whether `address` is that of a trusted proxy.
+    pub fn trusts(&self, address: IpAddr) -> bool {
         contains(&self.trusted_proxies, address)
     }
 }

@@ -26,9 +26,14 @@ impl Gateway {
 
     /// [`Gateway::start`] with environment variables.
     pub fn start_with(store: &str, rest: &str, env: &[(&str, &str)]) -> Self {
+        Self::start_listening("", store, rest, env)
+    }
+
+    /// [`Gateway::start_with`], with more of its listener (`, tls: ...`).
+    pub fn start_listening(listener: &str, store: &str, rest: &str, env: &[(&str, &str)]) -> Self {
         let (port, admin) = (free_port(), free_port());
         let head = format!(
-            "threads: 2\nlisteners: [{{address: 127.0.0.1:{port}}}]\nadmin: {{address: 127.0.0.1:{admin}, token: {TOKEN}}}\nstore: {store}\n"
+            "threads: 2\nlisteners: [{{address: 127.0.0.1:{port}{listener}}}]\nadmin: {{address: 127.0.0.1:{admin}, token: {TOKEN}}}\nstore: {store}\n"
         );
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("tollgate.yaml");

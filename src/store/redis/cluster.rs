@@ -131,18 +131,18 @@ impl Cluster {
             let before = self.map.load_full();
             let heard = self.refresh(turn).await;
             let news = !Arc::ptr_eq(&before, &self.map.load_full());
-            let wait = match &heard {
-                Ok(()) => EVERY,
-                Err(error) => {
-                    if !told {
-                        tracing::warn!(%error, "no node tells who has which slot, trying again");
-                    }
-                    pause
-                }
-            };
+            if let Err(error) = &heard
+                && !told
+            {
+                tracing::warn!(%error, "no node tells who has which slot, trying again");
+            }
             told = heard.is_err();
-            let quiet = tokio::time::timeout(wait, self.shared.trouble.notified()).await.is_err();
-            pause = if news || quiet && heard.is_ok() { FIRST_PAUSE } else { (pause * 2).min(LAST_PAUSE) };
+            // While a node is away, its shard may fail over at any moment.
+            let is_well = heard.is_ok() && self.is_up();
+            if is_well {
+                let _ = tokio::time::timeout(EVERY, self.shared.trouble.notified()).await;
+            }
+            pause = if news || is_well { FIRST_PAUSE } else { (pause * 2).min(LAST_PAUSE) };
             // Another one is asked the next time: this one may have been cut off from the others.
             turn = turn.wrapping_add(1);
             tokio::time::sleep(pause).await;
