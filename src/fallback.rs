@@ -99,7 +99,7 @@ impl Fallback {
         let gateways = self.gateways();
         // Who holds a permit the store does not say; those that were given here are known here.
         let told = checks.iter().zip(verdicts).filter(|(check, _)| !check.limit.counts_permits());
-        for (check, verdict) in told {
+        for (check, verdict) in told.filter(|(check, _)| !self.is_owed(&check.key)) {
             let share = check.limit.share(gateways, check.cost);
             self.memory.set_level(&check.key, &share, verdict.remaining / u64::from(gateways), now);
         }
@@ -170,6 +170,12 @@ impl Fallback {
         self.books[node.index()].get().is_some_and(|book| book.in_debt.load(Ordering::Acquire))
     }
 
+    /// Whether something is owed on a key, to whichever node: its slot may have moved since.
+    fn is_owed(&self, key: &Key) -> bool {
+        let in_book = |node: &NodeId| lock(&self.book(*node).debts).contains_key(key);
+        self.debt_count() > 0 && self.creditors().iter().any(in_book)
+    }
+
     /// The nodes to which something is owed.
     pub fn creditors(&self) -> Vec<NodeId> {
         (0..NodeId::MOST).map(NodeId::at).filter(|node| self.in_debt(*node)).collect()
@@ -237,6 +243,12 @@ impl Fallback {
 }
 
 impl Debt {
+    /// The same, with what is still to be debited of it.
+    #[must_use]
+    pub fn less(self, debit: Check) -> Self {
+        Self { check: debit, ..self }
+    }
+
     /// The bucket on which it is owed.
     pub const fn key(&self) -> &Key {
         &self.check.key

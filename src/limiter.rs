@@ -153,10 +153,12 @@ impl Limiter {
         let Remote { denials, breakers, fallback, .. } = remote;
         let by_fallback = |now, owes| Part { decision: fallback.decide(checks, now), owes, node };
         let breaker = breakers.of(node);
-        // A slot that nobody has is nobody's fault.
-        let Some(call) = breaker.admit().filter(|_| node != NodeId::NOBODY) else {
+        if node == NodeId::NOBODY {
+            // A slot that nobody has is nobody's fault, but it is known when that was so.
+            breaker.note_cut_off(asked);
             return Ok(by_fallback(asked, true));
-        };
+        }
+        let Some(call) = breaker.admit() else { return Ok(by_fallback(asked, true)) };
         let answer = self.store.acquire(checks).await;
         let now = self.clock.now();
         match answer {

@@ -40,6 +40,17 @@ pub enum Place {
     Here,
 }
 
+/// What became of a permit that was asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Told {
+    /// Whether it was given.
+    pub keeps: bool,
+    /// Where that was said.
+    pub place: Place,
+    /// Whether the store may have it down all the same: it gave no answer, or another part of the request was refused.
+    pub may_be_in_store: bool,
+}
+
 /// A permit to be given back or renewed.
 #[derive(Clone, Debug)]
 pub struct PermitOrder {
@@ -121,15 +132,12 @@ impl Permits {
 }
 
 impl Guard {
-    /// Keeps those that were given: `given` tells it of each, by its number, and who said so.
-    pub fn keep(&mut self, given: impl Fn(u64) -> (bool, Place)) {
+    /// Keeps those that were given: `told` tells it of each, by its number.
+    pub fn keep(&mut self, told: impl Fn(u64) -> Told) {
         let mut held = lock(&self.permits.held);
         self.held.retain(|permit| {
-            let (keeps, place) = given(*permit);
-            // A store that gave no answer may have given it all the same.
-            if place == Place::Here
-                && let Some(known) = held.get(permit)
-            {
+            let Told { keeps, place, may_be_in_store } = told(*permit);
+            if may_be_in_store && let Some(known) = held.get(permit) {
                 order_back(&self.permits, known, Place::Store);
             }
             match held.get_mut(permit) {

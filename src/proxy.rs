@@ -31,7 +31,7 @@ use crate::clock::{Clock, Timestamp};
 use crate::decision::{Admission, Basis, Decision};
 use crate::limiter::Limiter;
 use crate::metrics::Metrics;
-use crate::permits::{Guard, Place};
+use crate::permits::{Guard, Place, Told};
 use crate::route::RouteId;
 use crate::route::path::PathError;
 use crate::rule::{Checks, RuleId};
@@ -86,10 +86,7 @@ impl Gateway {
         ctx.permits = self.limiter.hold(&mut checks);
         let decision = self.limiter.decide(&checks).await;
         if let Some(permits) = &mut ctx.permits {
-            permits.keep(|permit| {
-                let (is_given, basis) = decision.gives(&checks, permit);
-                (is_given, place_of(basis))
-            });
+            permits.keep(|permit| told(&checks, &decision, permit));
         }
         self.count(ctx, &checks, &decision);
         let answer = match decision.admission {
@@ -243,9 +240,12 @@ impl Context {
     }
 }
 
-/// Where permits were given by a decision of that basis.
-fn place_of(basis: Basis) -> Place {
-    if basis == Basis::Fallback { Place::Here } else { Place::Store }
+/// What became of a permit that `decision` is on.
+fn told(checks: &Checks, decision: &Decision, permit: u64) -> Told {
+    let (keeps, basis) = decision.gives(checks, permit);
+    let place = if basis == Basis::Fallback { Place::Here } else { Place::Store };
+    let another_part_refused = !keeps && !decision.bases.is_empty();
+    Told { keeps, place, may_be_in_store: place == Place::Here || another_part_refused }
 }
 
 /// What every response carries.

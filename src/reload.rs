@@ -172,7 +172,11 @@ impl Reloader {
         let live = Live::new(&config, snapshot, &self.metrics)
             .map_err(|error| ReloadError::Resolve { path: path.clone(), error })?;
         let needs_restart = needs_restart(&self.started_with, &config);
-        if let (Some(store), Some(redis)) = (&self.redis, &config.store.redis) {
+        // Who the gateway is elsewhere is no business of the place where it is.
+        let place = |config: &Config| config.store.redis.as_ref().map(RedisStore::place);
+        if let (Some(store), Some(redis)) = (&self.redis, &config.store.redis)
+            && place(&self.started_with) == place(&config)
+        {
             store
                 .change_access(redis)
                 .map_err(|error| ReloadError::Faults { path: path.clone(), faults: vec![error.into()] })?;

@@ -124,6 +124,9 @@ pub enum StoreFault {
     /// Its keys are being moved to another node, and cannot be decided in one call meanwhile: nothing was done.
     #[error("the keys are being moved")]
     Apart,
+    /// Another node than the one that has the slot was asked in its name, and could not.
+    #[error("the node that the slot is moving to: {0}")]
+    Elsewhere(Box<StoreFault>),
     /// The answer does not have the shape of an answer.
     #[error("the store answered what was not asked: {0}")]
     BadReply(String),
@@ -142,17 +145,21 @@ impl StoreFault {
             Self::WrongType(_) => "wrong_type",
             Self::BadReply(_) => "bad_reply",
             Self::Apart => "apart",
+            Self::Elsewhere(fault) => fault.kind(),
         }
     }
 
     /// Whether the store may have done all the same what it was asked for.
-    pub const fn may_have_run(&self) -> bool {
-        matches!(self, Self::Timeout | Self::Io(_) | Self::BadReply(_))
+    pub fn may_have_run(&self) -> bool {
+        match self {
+            Self::Elsewhere(fault) => fault.may_have_run(),
+            fault => matches!(fault, Self::Timeout | Self::Io(_) | Self::BadReply(_)),
+        }
     }
 
-    /// Whether it tells of the store as a whole, and not of one key.
+    /// Whether it tells of the node that was asked, and not of one key or of another node.
     pub const fn is_of_the_node(&self) -> bool {
-        !matches!(self, Self::WrongType(_) | Self::Apart)
+        !matches!(self, Self::WrongType(_) | Self::Apart | Self::Elsewhere(_))
     }
 }
 

@@ -45,6 +45,13 @@ fn the_header_says_who_has_connected() {
     let mut version_2 = b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c".to_vec();
     version_2.extend([203, 0, 113, 8, 127, 0, 0, 1, 0x13, 0x88, 0, 80]);
     assert_eq!(two(&gateway, &version_2, ""), [429, 429], "the same client, by version 2");
+    let unknown = b"PROXY UNKNOWN\r\n";
+    assert_eq!(two(&gateway, unknown, "X-Forwarded-For: 203.0.113.99\r\n"), [200, 200]);
+    assert_eq!(
+        two(&gateway, unknown, "X-Forwarded-For: 203.0.113.98\r\n"),
+        [429, 429],
+        "it is nobody, whatever it says"
+    );
     assert!(upstream.heads()[0].contains("203.0.113.7"), "the upstream is told of the client");
 
     // Without a header that counts there is no connection.

@@ -20,6 +20,10 @@ pub(super) fn each_alone(checks: &Checks) -> Vec<Group> {
     (0..checks.len()).map(|index| smallvec![index]).collect()
 }
 
+fn of(checks: &Checks, group: &Group) -> Checks {
+    group.iter().map(|index| checks[*index].clone()).collect()
+}
+
 impl Limiter {
     /// Decides the checks of one request in parts. To go on as if each took for itself is safe, because all that
     /// is taken can be given back: what a refused request held meanwhile may at worst refuse another one.
@@ -46,14 +50,16 @@ impl Limiter {
         let decisions: Vec<_> =
             parts.iter().map(|(group, part)| (group.clone(), part.decision.clone())).collect();
         let mut whole = Decision::of_parts(checks, &decisions);
-        for (group, part) in parts {
-            let asked: Checks = group.iter().map(|index| checks[*index].clone()).collect();
-            if whole.admission == Admission::Admitted {
-                let _ = part.paid_for(remote, &asked);
-            } else if part.decision.admission == Admission::Admitted {
-                self.take_back(remote, &part, &asked).await;
-                whole.take_back(checks, &group);
+        if whole.admission == Admission::Admitted {
+            for (group, part) in parts {
+                let _ = part.paid_for(remote, &of(checks, &group));
             }
+            return whole;
+        }
+        parts.retain(|(_, part)| part.decision.admission == Admission::Admitted);
+        join_all(parts.iter().map(|(group, part)| self.take_back(remote, part, of(checks, group)))).await;
+        for (group, _) in &parts {
+            whole.take_back(checks, group);
         }
         whole
     }
@@ -65,16 +71,16 @@ impl Limiter {
         group: &Group,
         asked: Timestamp,
     ) -> Result<Part, Apart> {
-        let part: Checks = group.iter().map(|index| checks[*index].clone()).collect();
+        let part = of(checks, group);
         let slot = part.first().map_or(0, |check| self.store.slot_of(&check.key));
         self.ask(remote, self.store.node_of(slot), &part, asked).await
     }
 
     /// Gives back what one part has taken. A call whose outcome is not known is not repeated: at worst its tokens
     /// are missing.
-    async fn take_back(&self, remote: &Remote, part: &Part, checks: &Checks) {
+    async fn take_back(&self, remote: &Remote, part: &Part, checks: Checks) {
         if part.decision.basis == Basis::Fallback {
-            return remote.fallback.give_back(checks, self.clock.now());
+            return remote.fallback.give_back(&checks, self.clock.now());
         }
         let taken = checks.iter().filter(|check| check.demand == Demand::Take && check.cost > 0);
         let back: Checks = taken.map(|check| Check { demand: Demand::Return, ..check.clone() }).collect();

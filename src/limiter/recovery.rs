@@ -14,7 +14,7 @@ use crate::store::{NodeId, StoreFault};
 const DEBITS_PER_CALL: usize = 64;
 
 /// Calls that are made at once: of a cluster, few debits share a slot.
-const CALLS_AT_ONCE: usize = 16;
+pub(super) const CALLS_AT_ONCE: usize = 16;
 
 /// How many slots are tried for one that a node has; of a thousand nodes, each has one among so many.
 const MOST_TRIES: u32 = 20_000;
@@ -93,13 +93,11 @@ impl Limiter {
         let calls = self.in_calls(due, DEBITS_PER_CALL, |(debit, _)| debit);
         // Slots that have moved since are another node's business.
         let (here, elsewhere): (Vec<_>, Vec<_>) = calls.into_iter().partition(|(owner, _)| *owner == node);
-        let put_back = |node, due: Vec<(Check, Debt)>| {
-            for (_, debt) in due {
-                fallback.add(node, debt);
-            }
-        };
         for (owner, due) in elsewhere {
-            put_back(owner, due);
+            // What has been refilled here is not owed there any more.
+            for (debit, debt) in due {
+                fallback.add(owner, debt.less(debit));
+            }
         }
         let mut result = Ok(());
         let mut unsent = here.into_iter().map(|(_, due)| due);
@@ -108,45 +106,68 @@ impl Limiter {
             if batch.is_empty() {
                 break;
             }
-            let outcomes = join_all(batch.iter().map(|due| self.debit_all(due))).await;
-            for (due, outcome) in batch.into_iter().zip(outcomes) {
-                match outcome {
-                    Ok(()) => {}
-                    Err(fault) if fault.may_have_run() => {
-                        self.metrics.dropped_debits.inc_by(due.len() as u64);
-                        result = Err(fault);
-                    }
-                    Err(fault) => {
-                        put_back(node, due);
-                        result = Err(fault);
-                    }
-                }
-            }
+            let outcomes = join_all(batch.into_iter().map(|due| self.debit_all(remote, node, due))).await;
+            result = outcomes.into_iter().collect();
         }
-        unsent.for_each(|due| put_back(node, due));
+        for (_, debt) in unsent.flatten() {
+            fallback.add(node, debt);
+        }
         if result.is_ok() {
             fallback.settled(node);
         }
         result
     }
 
-    async fn debit_all(&self, due: &[(Check, Debt)]) -> Result<(), StoreFault> {
+    /// Debits at a node what shares a slot. What was certainly not debited is owed as before.
+    async fn debit_all(
+        &self,
+        remote: &Remote,
+        node: NodeId,
+        due: Vec<(Check, Debt)>,
+    ) -> Result<(), StoreFault> {
         let debits: Vec<Check> = due.iter().map(|(debit, _)| debit.clone()).collect();
         match self.debit(&debits).await {
+            Ok(()) => Ok(()),
             // One key holds something else, or is being moved, and so none was debited: each for itself then.
-            Err(fault) if !fault.is_of_the_node() => self.debit_one_by_one(&debits).await,
-            result => result,
+            Err(fault) if !fault.is_of_the_node() && due.len() > 1 => {
+                self.debit_one_by_one(remote, node, due).await
+            }
+            Err(fault) => {
+                for (_, debt) in due {
+                    self.not_made(remote, node, debt, &fault);
+                }
+                if fault.is_of_the_node() { Err(fault) } else { Ok(()) }
+            }
         }
     }
 
-    async fn debit_one_by_one(&self, debits: &[Check]) -> Result<(), StoreFault> {
-        for debit in debits.chunks(1) {
-            match self.debit(debit).await {
-                Err(fault) if !fault.is_of_the_node() => self.metrics.dropped_debits.inc(),
-                result => result?,
+    async fn debit_one_by_one(
+        &self,
+        remote: &Remote,
+        node: NodeId,
+        due: Vec<(Check, Debt)>,
+    ) -> Result<(), StoreFault> {
+        let mut result = Ok(());
+        for (debit, debt) in due {
+            if result.is_err() {
+                remote.fallback.add(node, debt);
+            } else if let Err(fault) = self.debit(&[debit]).await {
+                self.not_made(remote, node, debt, &fault);
+                if fault.is_of_the_node() {
+                    result = Err(fault);
+                }
             }
         }
-        Ok(())
+        result
+    }
+
+    /// A debit that failed: one that may have been made, or that never can be, is dropped and counted.
+    fn not_made(&self, remote: &Remote, node: NodeId, debt: Debt, fault: &StoreFault) {
+        if fault.may_have_run() || matches!(fault, StoreFault::WrongType(_)) {
+            self.metrics.dropped_debits.inc();
+        } else {
+            remote.fallback.add(node, debt);
+        }
     }
 
     async fn debit(&self, debits: &[Check]) -> Result<(), StoreFault> {
@@ -157,9 +178,12 @@ impl Limiter {
 
     /// What is owed to one node is owed to others.
     fn hand_over(&self, remote: &Remote, gone: NodeId) {
+        let (down_at, now) = (remote.breakers.of(gone).down_at(), self.clock.now());
         for debt in remote.fallback.take_debts(gone) {
+            // What has been refilled here meanwhile is not owed any more.
+            let Some(debit) = remote.fallback.debit(&debt, down_at, now) else { continue };
             let owner = self.store.node_of(self.store.slot_of(debt.key()));
-            remote.fallback.add(owner, debt);
+            remote.fallback.add(owner, debt.less(debit));
         }
         remote.fallback.settled(gone);
     }

@@ -122,3 +122,34 @@ fn a_local_decision_is_on_a_share() {
     let admitted = (0..100).filter(|_| decide(&limiter, &limit).0 == Admission::Admitted).count();
     assert_eq!(admitted, 10);
 }
+
+/// A call of several debits that cannot be made together: what was debited on the way is not debited again.
+#[test]
+fn each_debit_is_made_once() {
+    let answers = vec![
+        Err(StoreFault::Down),
+        Err(StoreFault::Down),
+        // Both at once, then each for itself.
+        Err(StoreFault::Apart),
+        Ok(Outcome::Allowed),
+        Err(StoreFault::Elsewhere(StoreFault::Down.into())),
+        // Only the one that is left.
+        Ok(Outcome::Allowed),
+    ];
+    let (limiter, _) = limiter(1, answers);
+    let first = checks(10, OnStoreFailure::Local);
+    let mut second = first.clone();
+    second[0].key = second[0].key.of_candidate();
+    for checks in [&first, &second] {
+        assert_eq!(decide(&limiter, checks), (Admission::Admitted, Basis::Fallback));
+    }
+    assert_eq!(limiter.debt_count(), 2);
+    let recover = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(limiter.recover());
+        (limiter.debt_count(), limiter.metrics.debited_tokens.get(), limiter.metrics.dropped_debits.get())
+    };
+    assert_eq!(recover(), (1, 1, 0));
+    assert_eq!(recover(), (0, 2, 0));
+    assert_eq!(limiter.breaker_state(), State::Closed, "another node's fault is not this one's");
+}

@@ -5,10 +5,11 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use smallvec::smallvec;
 
+use super::recovery::CALLS_AT_ONCE;
 use super::{LOOK_EVERY, Limiter, Remote};
 use crate::breaker::State;
 use crate::leases::Order;
-use crate::permits::Place;
+use crate::permits::{PermitOrder, Place};
 use crate::rule::{Check, Checks, Demand};
 use crate::store::NodeId;
 
@@ -41,6 +42,12 @@ impl Limiter {
             remote.fallback.carry_out(&checks, now);
         }
         let calls = self.in_calls(store, PERMITS_PER_CALL, |order| &order.check);
+        for calls in calls.chunks(CALLS_AT_ONCE) {
+            self.carry_to_store(calls).await;
+        }
+    }
+
+    async fn carry_to_store(&self, calls: &[(NodeId, Vec<PermitOrder>)]) {
         join_all(calls.iter().map(|(node, orders)| async {
             let checks: Checks = orders.iter().map(|order| order.check.clone()).collect();
             if !self.store.is_node_up(*node) || self.store.acquire(&checks).await.is_err() {

@@ -1,7 +1,7 @@
 //! The PROXY protocol, versions 1 and 2: the first bytes of a connection say who has connected to the proxy in front.
 //! Only of trusted proxies, and only on listeners that say so: there it must come, else anybody could leave it out.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +33,9 @@ const FIXED: usize = 16;
 /// The longest header of version 1, and the most of version 2 that is read: addresses and some extensions.
 const LONGEST_LINE: usize = 107;
 const MOST_BYTES: usize = 4_096;
+
+/// Who has connected where the header names no address: a health check of the proxy, or what is no TCP.
+const NOBODY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 /// Why a connection is ended before its first request.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -99,12 +102,11 @@ impl ProxyProtocol {
         }
         let header = tokio::time::timeout(HEADER_WITHIN, header(stream)).await;
         let header = header.map_err(|_| Refusal::Missing)??;
-        // Without an address it speaks for itself: a health check of the proxy.
-        if let Some(client) = client(&header)? {
-            let digest = SocketDigest::from_raw_fd(RawFd::from(stream.id()));
-            let _ = digest.peer_addr.set(Some(Socket::Inet(client)));
-            stream.set_socket_digest(digest);
-        }
+        // Whom it does not name is nobody: not the proxy, whose word on addresses counts.
+        let client = client(&header)?.unwrap_or(NOBODY);
+        let digest = SocketDigest::from_raw_fd(RawFd::from(stream.id()));
+        let _ = digest.peer_addr.set(Some(Socket::Inet(client)));
+        stream.set_socket_digest(digest);
         Ok(())
     }
 

@@ -22,6 +22,7 @@ use std::sync::{Arc, OnceLock};
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 pub use self::access::AccessError;
 use self::access::Reach;
@@ -162,7 +163,7 @@ impl Driver {
 impl Store for RedisStore {
     async fn acquire(&self, checks: &Checks) -> Result<Verdicts, StoreFault> {
         match &self.nodes {
-            Nodes::One(node) => node.ask(checks, 0, false).await.map_err(|told| match told {
+            Nodes::One(node) => node.ask(checks, 0, false, Instant::now()).await.map_err(|told| match told {
                 NoVerdict::Fault(fault) => fault,
                 NoVerdict::Moved(_) | NoVerdict::Ask(_) => StoreFault::Refused("MOVED".into()),
             }),

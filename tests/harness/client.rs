@@ -97,9 +97,13 @@ impl Connection {
     pub fn closes_within(&mut self, wait: Duration) -> bool {
         self.reader.get_ref().set_read_timeout(Some(wait)).unwrap();
         let mut byte = [0];
-        matches!(self.reader.read(&mut byte), Ok(0)) || {
-            let error = self.reader.read(&mut byte).err().map(|error| error.kind());
-            error == Some(std::io::ErrorKind::ConnectionReset)
+        loop {
+            match self.reader.read(&mut byte) {
+                Ok(0) => return true,
+                Ok(_) => {}
+                // It ended before it had read all that was sent.
+                Err(error) => return error.kind() == std::io::ErrorKind::ConnectionReset,
+            }
         }
     }
 }

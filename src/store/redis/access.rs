@@ -26,11 +26,11 @@ impl Address {
         Self::Tcp { host: host.into(), port }
     }
 
-    /// From `host:port`, where the host may be missing or an IPv6 address; as a redirection says it.
+    /// From `host:port`, where the host may be missing (a node that does not know its own) or an IPv6 address; as a redirection says it.
     pub(super) fn parse(text: &str, same_host_as: &Self) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = match (host, same_host_as) {
-            ("", Self::Tcp { host, .. }) => host,
+            ("" | "?", Self::Tcp { host, .. }) => host,
             (host, _) => host.trim_start_matches('[').trim_end_matches(']'),
         };
         Some(Self::tcp(host, port.parse().ok()?))

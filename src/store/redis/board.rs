@@ -154,8 +154,10 @@ fn no_verdict(error: &RedisError, here: Option<&Address>) -> NoVerdict {
     }
 }
 
+/// Nothing was run, because of some keys, not all: which ones only each request alone is told. Before version 7 ASK
+/// comes already when one key is missing.
 fn is_on_the_move(error: &RedisError) -> bool {
-    server_error(error) == Some(ServerErrorKind::TryAgain)
+    matches!(server_error(error), Some(ServerErrorKind::TryAgain | ServerErrorKind::Ask))
 }
 
 /// A replica answers reads, so only what a write inside of the script said tells of it.
@@ -281,6 +283,12 @@ mod tests {
     /// Of several requests in a slot that is being moved each is asked again alone: together they cannot be.
     #[test]
     fn who_is_being_moved_flies_again_alone() {
+        for text in ["TRYAGAIN keys", "ASK 1 10.0.0.2:8"] {
+            each_flies_again_alone(text);
+        }
+    }
+
+    fn each_flies_again_alone(text: &str) {
         let mut boarding = Boarding::default();
         let mut answers = Vec::new();
         for _ in 0..3 {
@@ -289,7 +297,7 @@ mod tests {
             answers.push(answer);
         }
         let (calls, passengers) = boarding.closed();
-        let (again, ended) = land(calls, passengers, Ok(vec![server("TRYAGAIN keys")]), None);
+        let (again, ended) = land(calls, passengers, Ok(vec![server(text)]), None);
         assert!(ended.is_ok() && answers.iter_mut().all(|answer| answer.try_recv().is_err()));
         let (calls, passengers) = again.closed();
         assert_eq!((calls.len(), passengers.count()), (3, 3));

@@ -10,6 +10,7 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use redis::{ErrorKind, RedisError};
 use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use super::access::Address;
 use super::connection::{dial, too_late};
@@ -22,7 +23,7 @@ use crate::store::{NodeId, StoreFault};
 const EVERY: Duration = Duration::from_secs(10);
 
 /// How soon after one question the next one may come; doubled, up to the last, while they bring no news.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LAST_PAUSE: Duration = Duration::from_millis(500);
 
 /// How long one node may take to answer.
@@ -111,10 +112,13 @@ impl Cluster {
     pub(super) async fn ask(&self, checks: &Checks, slot: u16) -> Result<Verdicts, StoreFault> {
         let node = self.map.load().member(slot).map(|member| Arc::clone(&member.node));
         let mut node = node.ok_or(StoreFault::Down)?;
-        let mut asking = false;
-        for _ in 0..MOST_HOPS {
-            match node.ask(checks, slot, asking).await {
+        let (mut asking, since) = (false, Instant::now());
+        for hop in 0..MOST_HOPS {
+            match node.ask(checks, slot, asking, since).await {
                 Ok(verdicts) => return Ok(verdicts),
+                Err(NoVerdict::Fault(fault @ StoreFault::Apart)) => return Err(fault),
+                // The one that sent us away has answered: it must not pay for the other.
+                Err(NoVerdict::Fault(fault)) if hop > 0 => return Err(StoreFault::Elsewhere(fault.into())),
                 Err(NoVerdict::Fault(fault)) => return Err(fault),
                 Err(NoVerdict::Moved(to)) => (node, asking) = (self.moved(slot, &to), false),
                 Err(NoVerdict::Ask(to)) => (node, asking) = (self.guest(&to), true),
@@ -239,13 +243,16 @@ impl Cluster {
     fn moved(&self, slot: u16, to: &Address) -> Arc<Node> {
         self.shared.trouble.notify_one();
         let _changing = self.changing();
-        let mut map = Map::clone(&self.map.load());
-        let owner = map.member(slot).map(|member| (Arc::clone(&member.node), member.replicas.contains(to)));
+        let known = self.map.load();
+        let owner = known.member(slot).map(|member| (Arc::clone(&member.node), member.replicas.contains(to)));
+        // Somebody has heard of it earlier.
+        if let Some((owner, _)) = &owner
+            && owner.address().as_ref() == Some(to)
+        {
+            return Arc::clone(owner);
+        }
+        let mut map = Map::clone(&known);
         match (map.position(to), owner) {
-            // Somebody has heard of it earlier.
-            (Some(position), _) if usize::from(map.slots[usize::from(slot)]) == position => {
-                Arc::clone(&map.members[position].node)
-            }
             (Some(position), _) => {
                 let node = Arc::clone(&map.members[position].node);
                 map.slots[usize::from(slot)] = position as u16;

@@ -64,33 +64,29 @@ impl Connection {
             // connection without a word.
             examine(&hello(&mut connection, name).await?, kind)?;
             let sha = load(&mut connection).await?;
-            Ok(Self { connection, sha })
+            let opened = Self { connection, sha };
+            // For nobody: what cannot run it is found out here, and the first request meets what has run once.
+            opened.send(&script::Flight::new().command(&opened.sha)).await?;
+            Ok(opened)
         };
         tokio::time::timeout(CONNECT_WITHIN, open).await.unwrap_or_else(|_| Err(too_late().into()))
     }
 
-    /// Calls the script by its hash, once for each flight, all of them in one write.
-    pub(super) async fn call<'f>(
+    /// Calls the script by its hash, once for each flight, all of them in one write; after ASKING, if so.
+    pub(super) async fn call(
         &self,
-        flights: impl ExactSizeIterator<Item = (&'f script::Flight, bool)>,
+        flights: &[(&script::Flight, bool)],
     ) -> Result<Vec<Result<Value, RedisError>>, RedisError> {
-        let (mut pipeline, mut lone) = (Pipeline::with_capacity(flights.len()), None);
-        let mut asking = Vec::new();
-        let several = flights.len() > 1;
+        if let [(flight, false)] = flights {
+            return Ok(vec![self.send(&flight.command(&self.sha)).await]);
+        }
+        let (mut pipeline, mut asking) = (Pipeline::with_capacity(flights.len()), Vec::new());
         for (flight, asks) in flights {
-            let command = flight.command(&self.sha);
-            if !several && !asks {
-                lone = Some(command);
-                continue;
-            }
-            if asks {
+            if *asks {
                 asking.push(pipeline.len());
                 pipeline.cmd("ASKING");
             }
-            pipeline.add_command(command);
-        }
-        if let Some(command) = lone {
-            return Ok(vec![self.send(&command).await]);
+            pipeline.add_command(flight.command(&self.sha));
         }
         let replies = self.connection.clone().send_packed_commands(&pipeline, 0, pipeline.len()).await?;
         let of_calls = replies.into_iter().enumerate().filter(|(position, _)| !asking.contains(position));

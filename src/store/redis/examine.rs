@@ -346,7 +346,8 @@ impl Examination<'_> {
         // Twice: what is left then is no whole number any more, as in use.
         for keys in [&keys, &keys].into_iter().flat_map(|keys| keys.chunks(AT_ONCE)) {
             let flights: Vec<Flight> = keys.iter().map(|key| flight(bucket(key.clone()))).collect();
-            if let Err(error) = connection.call(flights.iter().map(|flight| (flight, false))).await {
+            let calls: Vec<_> = flights.iter().map(|flight| (flight, false)).collect();
+            if let Err(error) = connection.call(&calls).await {
                 return self.fault(at, format!("the script: {error}"));
             }
         }
@@ -440,7 +441,8 @@ fn flight(check: Check) -> Flight {
 
 async fn ask(connection: &Connection, check: Check) -> Result<Outcome, StoreFault> {
     let flight = flight(check);
-    let call = connection.call(std::iter::once((&flight, false)));
+    let calls = [(&flight, false)];
+    let call = connection.call(&calls);
     let replies = tokio::time::timeout(ANSWER_WITHIN, call).await.map_err(|_| StoreFault::Timeout)?;
     let reply = replies.and_then(|mut replies| replies.remove(0));
     let reply = reply.map_err(|error| StoreFault::Refused(error.to_string()))?;

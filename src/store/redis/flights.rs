@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use prometheus::IntCounter;
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
+use smallvec::SmallVec;
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
@@ -455,8 +456,8 @@ async fn call(
     deadline: Instant,
     script_reloads: &IntCounter,
 ) -> Result<Vec<Result<Value, RedisError>>, RedisError> {
-    let all = calls.iter().map(|call| (&call.flight, call.asking));
-    let mut replies = connection.call(all).await?;
+    let all: SmallVec<[_; 1]> = calls.iter().map(|call| (&call.flight, call.asking)).collect();
+    let mut replies = connection.call(&all).await?;
     let lost = |reply: &Result<Value, RedisError>| {
         reply.as_ref().is_err_and(|error| server_error(error) == Some(ServerErrorKind::NoScript))
     };
@@ -465,11 +466,22 @@ async fn call(
         return Ok(replies);
     }
     script_reloads.inc();
-    connection.reload().await?;
-    if Instant::now() < deadline {
-        let again = without.iter().map(|position| (&calls[*position].flight, calls[*position].asking));
-        for (position, reply) in without.iter().zip(connection.call(again).await?) {
-            replies[*position] = reply;
+    // What the other calls have said holds, whatever becomes of these.
+    if connection.reload().await.is_err() || Instant::now() >= deadline {
+        return Ok(replies);
+    }
+    let again: SmallVec<[_; 1]> = without.iter().map(|position| all[*position]).collect();
+    match connection.call(&again).await {
+        Ok(told) => {
+            for (position, reply) in without.iter().zip(told) {
+                replies[*position] = reply;
+            }
+        }
+        Err(error) => {
+            for position in without {
+                let lost = (ErrorKind::Io, "lost after the script was loaded", error.to_string());
+                replies[position] = Err(RedisError::from(lost));
+            }
         }
     }
     Ok(replies)

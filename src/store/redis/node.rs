@@ -103,13 +103,19 @@ impl Node {
         (Self { id, queue, target, state }, flights)
     }
 
-    /// Asks for verdicts on checks whose keys share `slot`.
-    pub(super) async fn ask(&self, checks: &Checks, slot: u16, asking: bool) -> Result<Verdicts, NoVerdict> {
+    /// Asks for verdicts on checks whose keys share `slot`, for somebody who waits since then.
+    pub(super) async fn ask(
+        &self,
+        checks: &Checks,
+        slot: u16,
+        asking: bool,
+        since: Instant,
+    ) -> Result<Verdicts, NoVerdict> {
         if !self.is_up() {
             return Err(StoreFault::Down.into());
         }
         let (reply, answer) = oneshot::channel();
-        let waiting = Waiting { checks: checks.clone(), slot, asking, since: Instant::now(), reply };
+        let waiting = Waiting { checks: checks.clone(), slot, asking, since, reply };
         self.queue.try_send(waiting).map_err(|_| StoreFault::QueueFull)?;
         answer.await.unwrap_or(Err(StoreFault::Down.into()))
     }

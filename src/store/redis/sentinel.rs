@@ -48,7 +48,7 @@ impl Sentinels {
     /// Sends `node` where the master is, until the process ends.
     pub(super) async fn watch(&self, node: &Node, shared: &Shared) {
         let mut connections: Vec<Option<MultiplexedConnection>> = vec![None; self.addresses.len()];
-        let mut told_of_trouble = false;
+        let (mut told_of_trouble, mut term) = (false, 0);
         loop {
             let answers =
                 join_all(self.addresses.iter().zip(&mut connections).map(|(address, connection)| {
@@ -58,7 +58,9 @@ impl Sentinels {
                     }
                 }));
             let (mut newest, mut error): (Option<Master>, _) = (None, None);
-            for answer in answers.await {
+            let answers = answers.await;
+            let answered = answers.iter().filter(|answer| answer.is_ok()).count();
+            for answer in answers {
                 match answer {
                     // One that was cut off from the others still names the master of an earlier term.
                     Ok(named) if newest.as_ref().is_none_or(|newest| newest.epoch < named.epoch) => {
@@ -69,8 +71,10 @@ impl Sentinels {
                 }
             }
             match (newest, error) {
-                (Some(Master { address, .. }), _) => {
-                    told_of_trouble = false;
+                // A few of them that tell of an earlier term are cut off from the others.
+                (Some(Master { epoch, .. }), _) if epoch < term && answered * 2 <= self.addresses.len() => {}
+                (Some(Master { address, epoch, .. }), _) => {
+                    (told_of_trouble, term) = (false, epoch);
                     if node.go_to(&address) {
                         tracing::info!(%address, master = &*self.master, "the Sentinels name the master");
                     }
