@@ -129,7 +129,7 @@ impl Limiter {
         match self.debit(&debits).await {
             Ok(()) => Ok(()),
             // One key holds something else, or is being moved, and so none was debited: each for itself then.
-            Err(fault) if !fault.is_of_the_node() && due.len() > 1 => {
+            Err(StoreFault::WrongType(_) | StoreFault::Apart) if due.len() > 1 => {
                 self.debit_one_by_one(remote, node, due).await
             }
             Err(fault) => {

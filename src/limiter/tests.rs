@@ -153,3 +153,19 @@ fn each_debit_is_made_once() {
     assert_eq!(recover(), (0, 2, 0));
     assert_eq!(limiter.breaker_state(), State::Closed, "another node's fault is not this one's");
 }
+
+/// Several debits that went to another node, and nobody knows what became of them: none is made again.
+#[test]
+fn debits_of_unknown_outcome_are_not_made_again() {
+    let lost = Err(StoreFault::Elsewhere(StoreFault::Timeout.into()));
+    let (limiter, _) = limiter(1, vec![Err(StoreFault::Down), Err(StoreFault::Down), lost]);
+    let first = checks(10, OnStoreFailure::Local);
+    let mut second = first.clone();
+    second[0].key = second[0].key.of_candidate();
+    for checks in [&first, &second] {
+        decide(&limiter, checks);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(limiter.recover());
+    assert_eq!((limiter.debt_count(), limiter.metrics.dropped_debits.get()), (0, 2));
+}
