@@ -341,7 +341,7 @@ impl Examination<'_> {
     async fn memory(&mut self, at: &str, connection: &Connection, client: &Client, shard: Option<&Shard>) {
         let keys: Vec<Key> =
             (1..).map(|number| self.key(&self.tenant(shard, number))).take(MEASURED_BUCKETS).collect();
-        let used = async || info(client).await.ok()?.number("used_memory");
+        let used = async || info(client).await.ok()?.used_by_keys();
         let before = used().await;
         // Twice: what is left then is no whole number any more, as in use.
         for keys in [&keys, &keys].into_iter().flat_map(|keys| keys.chunks(AT_ONCE)) {
@@ -404,6 +404,16 @@ impl Info {
 
     fn number(&self, field: &str) -> Option<u64> {
         self.text(field)?.parse().ok()
+    }
+
+    /// What is used, less what is kept for clients and replicas: that grows with what is written, not with what is
+    /// kept.
+    fn used_by_keys(&self) -> Option<u64> {
+        let of = |field| self.number(field).unwrap_or(0);
+        let for_replicas = self
+            .number("mem_total_replication_buffers")
+            .unwrap_or_else(|| of("mem_replication_backlog") + of("mem_clients_slaves"));
+        Some(self.number("used_memory")?.saturating_sub(for_replicas + of("mem_clients_normal")))
     }
 }
 
