@@ -347,17 +347,7 @@ fn one_key(cluster: &Cluster, pattern: &str) -> String {
 /// A slot whose keys are partly here and partly there: each request is decided, and counted once.
 #[test]
 fn a_slot_on_the_move() {
-    slot_on_the_move(&Cluster::start());
-}
-
-/// Which sends away already who asks for several keys of which one has moved.
-#[test]
-fn a_slot_on_the_move_on_redis_6_2() {
-    slot_on_the_move(&Cluster::old());
-}
-
-fn slot_on_the_move(cluster: &Cluster) {
-    let upstream = Upstream::start();
+    let (cluster, upstream) = (Cluster::start(), Upstream::start());
     let rules = format!(
         "upstreams: {{u: {{servers: [127.0.0.1:{}]}}}}
 routes: [{{id: all, match: {{path: /*}}, upstream: u, rules: [second]}}]

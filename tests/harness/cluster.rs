@@ -15,15 +15,6 @@ pub struct Cluster {
 impl Cluster {
     /// Three masters, each with a replica.
     pub fn start() -> Self {
-        Self::of(node)
-    }
-
-    /// The same of Redis 6.2.
-    pub fn old() -> Self {
-        Self::of(old_node)
-    }
-
-    fn of(node: fn() -> Redis) -> Self {
         let cluster = Self { nodes: (0..6).map(|_| node()).collect() };
         let addresses = cluster.nodes.iter().map(address).collect::<Vec<_>>();
         let mut create = vec!["create"];
@@ -200,11 +191,6 @@ impl Cluster {
 
 fn address(node: &Redis) -> String {
     format!("127.0.0.1:{}", node.port)
-}
-
-fn old_node() -> Redis {
-    let timeout = NODE_TIMEOUT.to_string();
-    Redis::other_with("redis-6.2", &["--cluster-enabled", "yes", "--cluster-node-timeout", &timeout])
 }
 
 fn node() -> Redis {

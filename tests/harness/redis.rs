@@ -50,17 +50,12 @@ impl Redis {
 
     /// A process of one of the servers that `scripts/other-servers` fetches.
     pub fn other(name: &str) -> Self {
-        Self::other_with(name, &[])
-    }
-
-    /// [`Redis::other`] with these arguments.
-    pub fn other_with(name: &str, arguments: &[&str]) -> Self {
         let folder = std::env::var("TOLLGATE_TEST_SERVERS").unwrap_or_else(|_| {
             let cache = std::env::var("XDG_CACHE_HOME");
             let cache = cache.unwrap_or_else(|_| format!("{}/.cache", std::env::var("HOME").unwrap()));
             format!("{cache}/tollgate-servers")
         });
-        let redis = Self::of(&format!("{folder}/{name}"), arguments);
+        let redis = Self::of(&format!("{folder}/{name}"), &[]);
         redis.wait();
         redis
     }
