@@ -172,8 +172,8 @@ impl Fallback {
 
     /// Whether something is owed on a key, to whichever node: its slot may have moved since.
     fn is_owed(&self, key: &Key) -> bool {
-        let in_book = |node: &NodeId| lock(&self.book(*node).debts).contains_key(key);
-        self.debt_count() > 0 && self.creditors().iter().any(in_book)
+        let mut books = self.books.iter().filter_map(OnceLock::get);
+        self.debt_count() > 0 && books.any(|book| lock(&book.debts).contains_key(key))
     }
 
     /// The nodes to which something is owed.

@@ -162,6 +162,17 @@ fn a_password_is_rotated() {
     eventually("the new one is used", || {
         (get(gateway.admin, "/api/v1/status", "").json()["store"]["up"] == true).then_some(())
     });
+    // Who it would be elsewhere, after a restart, changes nothing here.
+    gateway.write_store("{redis: {url: 'redis://127.0.0.1:1', user: app, password: other}}", &rules);
+    gateway.reload();
+    let status = get(gateway.admin, "/api/v1/status", "").json();
+    assert_eq!(status["needs_restart"], serde_json::json!(["store"]));
+    let _: u64 = redis.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    eventually("a new connection", || {
+        let clients: String = redis.command(&["CLIENT", "LIST"]);
+        let status = get(gateway.admin, "/api/v1/status", "").json();
+        (clients.contains("name=tollgate-") && status["store"]["up"] == true).then_some(())
+    });
     let shown = [
         gateway.log(),
         get(gateway.admin, "/api/v1/status", "").body,

@@ -12,6 +12,7 @@ mod connection;
 pub mod examine;
 mod flights;
 mod heartbeat;
+mod info;
 mod node;
 pub mod script;
 mod sentinel;

@@ -12,7 +12,7 @@ use redis::{ErrorKind, RedisError};
 use tokio::runtime::Handle;
 use tokio::time::Instant;
 
-use super::access::Address;
+use super::access::{Access, Address};
 use super::connection::{dial, too_late};
 use super::node::{NoVerdict, Node, Shared};
 use super::slots::{COUNT, Known, Shard, heirs, shards};
@@ -177,22 +177,13 @@ impl Cluster {
     }
 
     async fn slots_at(&self, address: &Address) -> Result<Vec<Shard>, RedisError> {
-        let client = self.shared.access.load().client(address)?;
-        let mut connection = dial(&client).await?;
-        let reply = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await;
-        let reply = reply.inspect_err(|error: &RedisError| {
+        let access = self.shared.access.load_full();
+        slots_at(&access, address).await.inspect_err(|error| {
             if error.detail().is_some_and(|detail| detail.contains("cluster support disabled")) {
-                let _ = self
-                    .shared
-                    .unfit
-                    .set(format!("{address} is no node of a cluster: name it in store.redis.url"));
+                let why = format!("{address} is no node of a cluster: name it in store.redis.url");
+                let _ = self.shared.unfit.set(why);
             }
-        })?;
-        match shards(&reply, address) {
-            // One that was taken out of its cluster knows of no slots.
-            Some(shards) if !shards.is_empty() => Ok(shards),
-            _ => Err(RedisError::from((ErrorKind::UnexpectedReturnType, "no node with slots"))),
-        }
+        })
     }
 
     /// Puts what a node says in the place of what was known.
@@ -314,6 +305,15 @@ impl Cluster {
     fn changing(&self) -> MutexGuard<'_, ()> {
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Asks the node at `address` who has what.
+pub(super) async fn slots_at(access: &Access, address: &Address) -> Result<Vec<Shard>, RedisError> {
+    let mut connection = dial(&access.client(address)?).await?;
+    let reply = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
+    // One that was taken out of its cluster knows of no slots.
+    let told = shards(&reply, address).filter(|shards| !shards.is_empty());
+    told.ok_or_else(|| RedisError::from((ErrorKind::UnexpectedReturnType, "no node with slots")))
 }
 
 impl std::fmt::Debug for Cluster {

@@ -7,6 +7,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use thiserror::Error;
 
+use super::info::Info;
 use super::script;
 
 /// The most that connecting may take, the script included. Nobody waits for it: requests are
@@ -37,16 +38,6 @@ pub(super) enum OpenError {
     /// What answers there can never do.
     #[error("{0}")]
     Unfit(String),
-}
-
-/// Whether buckets are safe on a node. One that may evict keys forgets what was taken, and so gives out more than the
-/// limit.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Eviction {
-    /// The policy by which it may, if it may.
-    pub(super) policy: Option<String>,
-    /// Keys that were evicted since it began.
-    pub(super) evicted: u64,
 }
 
 /// A connection, and the hash under which the script is known there.
@@ -98,10 +89,9 @@ impl Connection {
         answered(self.connection.clone().send_packed_command(command).await?)
     }
 
-    /// Whether buckets are safe here. Who may not ask is not told: that is no reason not to work.
-    pub(super) async fn eviction(&self) -> Option<Eviction> {
-        let told = redis::cmd("INFO").query_async::<String>(&mut self.connection.clone()).await;
-        told.ok().map(|told| Eviction::of(&told))
+    /// What the node says of itself. Who may not ask is not told: that is no reason not to work.
+    pub(super) async fn info(&self) -> Option<Info> {
+        Info::ask(&mut self.connection.clone()).await.ok()
     }
 
     /// Loads the script again, after Redis has said that it does not know it.
@@ -177,19 +167,6 @@ fn too_old(what: &str) -> String {
     format!("{what}: the scripts need Redis {}.{} or newer, or Valkey", OLDEST.0, OLDEST.1)
 }
 
-impl Eviction {
-    /// From what INFO says.
-    fn of(told: &str) -> Self {
-        let value = |field: &str| told.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-        let policy = value("maxmemory_policy").unwrap_or("noeviction");
-        let is_bounded = value("maxmemory").is_some_and(|bytes| bytes != "0");
-        Self {
-            policy: Some(policy).filter(|policy| is_bounded && *policy != "noeviction").map(Into::into),
-            evicted: value("evicted_keys").and_then(|keys| keys.parse().ok()).unwrap_or(0),
-        }
-    }
-}
-
 async fn load(connection: &mut MultiplexedConnection) -> Result<String, RedisError> {
     let mut command = Cmd::new();
     command.arg("SCRIPT").arg("LOAD").arg(script::SOURCE);
@@ -211,19 +188,6 @@ mod tests {
     fn told(server: &str, version: &str, mode: &str, role: &str) -> HashMap<String, Value> {
         let fields = [("server", server), ("version", version), ("mode", mode), ("role", role)];
         fields.map(|(field, text)| (field.into(), Value::BulkString(text.into()))).into()
-    }
-
-    #[test]
-    fn evictions_are_seen() {
-        let told = |policy, most| {
-            Eviction::of(&format!(
-                "# Memory\r\nmaxmemory:{most}\r\nmaxmemory_policy:{policy}\r\nevicted_keys:7\r\n"
-            ))
-        };
-        assert_eq!(told("allkeys-lru", 1), Eviction { policy: Some("allkeys-lru".into()), evicted: 7 });
-        assert_eq!(told("allkeys-lru", 0).policy, None);
-        assert_eq!(told("noeviction", 1).policy, None);
-        assert_eq!(Eviction::of("nonsense"), Eviction { policy: None, evicted: 0 });
     }
 
     #[test]

@@ -1,16 +1,16 @@
 //! Looks a deployment over, for `tollgate doctor`: what could make limits untrue, or slow.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
-use redis::aio::MultiplexedConnection;
 use redis::{Client, RedisError, Value};
 
 use super::access::{Access, Address, Reach};
+use super::cluster::slots_at;
 use super::connection::{Connection, Kind, dial, too_late};
+use super::info::Info;
 use super::script::Flight;
 use super::sentinel::master;
-use super::slots::{COUNT, Shard, shards, slot_of};
+use super::slots::{COUNT, Shard, slot_of};
 use crate::clock::{Clock as _, SystemClock};
 use crate::config::{self, Servers};
 use crate::key::{Hasher, Key, Part};
@@ -201,7 +201,7 @@ impl Examination<'_> {
     }
 
     fn eviction(&mut self, at: &str, info: &Info) {
-        let policy = info.text("maxmemory_policy").unwrap_or("?");
+        let policy = info.policy();
         let most = info.number("maxmemory").unwrap_or(0);
         if policy != "noeviction" {
             let text = format!(
@@ -220,8 +220,8 @@ impl Examination<'_> {
                 self.good(at, text);
             }
         }
-        if let Some(evicted @ 1..) = info.number("evicted_keys") {
-            self.warn(at, format!("{evicted} keys were evicted since it began"));
+        if info.evicted() > 0 {
+            self.warn(at, format!("{} keys were evicted since it began", info.evicted()));
         }
     }
 
@@ -303,7 +303,7 @@ impl Examination<'_> {
     async fn gateways(&mut self, at: &str, connection: &Connection, shard: Option<&Shard>) {
         let key = Key::internal(self.prefix, "gateways");
         let slot = slot_of(key.as_str());
-        if shard.is_some_and(|shard| !shard.slots.iter().any(|slots| slots.contains(&slot))) {
+        if shard.is_some_and(|shard| !shard.has(slot)) {
             return;
         }
         let mut count = redis::cmd("EVAL");
@@ -363,7 +363,7 @@ impl Examination<'_> {
         let tenant = |other: u32| Part::known(format!("doctor-{number:06}-{other}").as_bytes(), &hasher);
         let is_there = |tenant: &Part| {
             let slot = slot_of(self.key(tenant).as_str());
-            shard.is_none_or(|shard| shard.slots.iter().any(|slots| slots.contains(&slot)))
+            shard.is_none_or(|shard| shard.has(slot))
         };
         (0..MOST_TRIES).map(tenant).find(is_there).unwrap_or_else(|| tenant(MOST_TRIES))
     }
@@ -390,52 +390,13 @@ impl Examination<'_> {
     }
 }
 
-/// What INFO says.
-struct Info(HashMap<String, String>);
-
-impl Info {
-    fn has(&self, field: &str) -> bool {
-        self.0.contains_key(field)
-    }
-
-    fn text(&self, field: &str) -> Option<&str> {
-        self.0.get(field).map(String::as_str)
-    }
-
-    fn number(&self, field: &str) -> Option<u64> {
-        self.text(field)?.parse().ok()
-    }
-
-    /// What is used, less what is kept for clients and replicas: that grows with what is written, not with what is
-    /// kept.
-    fn used_by_keys(&self) -> Option<u64> {
-        let of = |field| self.number(field).unwrap_or(0);
-        let for_replicas = self
-            .number("mem_total_replication_buffers")
-            .unwrap_or_else(|| of("mem_replication_backlog") + of("mem_clients_slaves"));
-        Some(self.number("used_memory")?.saturating_sub(for_replicas + of("mem_clients_normal")))
-    }
-}
-
 async fn info(client: &Client) -> Result<Info, RedisError> {
-    let ask = async {
-        let mut connection = dial(client).await?;
-        redis::cmd("INFO").query_async::<String>(&mut connection).await
-    };
-    let text = within(ask).await?;
-    let fields = text.lines().filter_map(|line| line.split_once(':'));
-    Ok(Info(fields.map(|(field, value)| (field.into(), value.trim().into())).collect()))
+    within(async { Info::ask(&mut dial(client).await?).await }).await
 }
 
 async fn named_by(access: &Access, address: &Address, name: &str) -> Result<(Address, u64), RedisError> {
     let mut connection = dial(&access.client(address)?).await?;
     master(&mut connection, name).await.map(|told| (told.address, told.other_sentinels))
-}
-
-async fn slots_at(access: &Access, address: &Address) -> Result<Vec<Shard>, RedisError> {
-    let mut connection: MultiplexedConnection = dial(&access.client(address)?).await?;
-    let reply: Value = redis::cmd("CLUSTER").arg("SLOTS").query_async(&mut connection).await?;
-    shards(&reply, address).ok_or_else(too_late)
 }
 
 async fn within<T>(work: impl Future<Output = Result<T, RedisError>>) -> Result<T, RedisError> {

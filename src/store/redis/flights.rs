@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::access::Address;
 use super::board::{Boarding, Call, fail, is_server_answer, land, needs_new_connection, words};
-use super::connection::{Connection, Eviction, OpenError, server_error};
+use super::connection::{Connection, OpenError, server_error};
 use super::heartbeat::{self, Heartbeat};
 use super::node::{LONGEST_QUEUE, Shared, State, Waiting};
 use crate::clock::jittered;
@@ -328,21 +328,22 @@ impl Flights {
             return Ok(());
         }
         self.next_look = Instant::now() + LOOK_EVERY;
-        let mut told = std::pin::pin!(connection.eviction());
+        let mut told = std::pin::pin!(connection.info());
         let Some(told) = in_time(&mut told, self.shared.timeout).await else {
             return self.await_late(std::pin::pin!(async { Ok(told.await) }), gate).await;
         };
-        let Some(Eviction { policy, evicted }) = told else { return Ok(()) };
-        self.state.evicted.store(evicted, Ordering::Relaxed);
-        if policy != self.warned_of {
-            if let Some(policy) = &policy {
+        let Some(info) = told else { return Ok(()) };
+        self.state.evicted.store(info.evicted(), Ordering::Relaxed);
+        let policy = info.evicts();
+        if policy != self.warned_of.as_deref() {
+            if let Some(policy) = policy {
                 tracing::warn!(
                     policy,
                     node = %self.name(),
                     "Redis may evict buckets, which gives out more than the limit: use noeviction"
                 );
             }
-            self.warned_of = policy;
+            self.warned_of = policy.map(Into::into);
         }
         Ok(())
     }

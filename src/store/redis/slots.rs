@@ -29,6 +29,13 @@ pub(super) struct Shard {
     pub(super) slots: Vec<RangeInclusive<u16>>,
 }
 
+impl Shard {
+    /// Whether it has that slot.
+    pub(super) fn has(&self, slot: u16) -> bool {
+        self.slots.iter().any(|slots| slots.contains(&slot))
+    }
+}
+
 /// Reads the answer to CLUSTER SLOTS of the node at `asked`; `None` if it is not one.
 pub(super) fn shards(reply: &Value, asked: &Address) -> Option<Vec<Shard>> {
     let Value::Array(ranges) = reply else { return None };
