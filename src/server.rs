@@ -1,10 +1,11 @@
 //! The composition root: takes the configuration apart, builds everything once, and runs it.
 
 mod drain;
+mod listening;
 mod rules;
 mod traffic;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc;
@@ -22,6 +23,8 @@ use pingora::services::listening::Service;
 use thiserror::Error;
 
 use self::drain::{Drain, Hangup};
+use self::listening::{Listening, bind};
+pub use self::listening::{Socket, open};
 use self::rules::RulesService;
 use self::traffic::Traffic;
 use crate::admin::Admin;
@@ -110,11 +113,12 @@ pub struct Setup<'a> {
 
 /// Runs a gateway until SIGTERM has ended its last request, or SIGINT.
 pub fn run(setup: Setup<'_>) -> Result<(), StartError> {
-    run_with(setup, None::<(SocketAddr, NoService)>)
+    run_with(setup, None::<(Socket, NoService)>)
 }
 
-/// [`run`], with one more HTTP service in the same process: the echo upstream of the demo.
-pub fn run_with<S>(setup: Setup<'_>, also: Option<(SocketAddr, S)>) -> Result<(), StartError>
+/// [`run`], with one more HTTP service in the same process, on a socket that listens already: the echo
+/// upstream of the demo.
+pub fn run_with<S>(setup: Setup<'_>, also: Option<(Socket, S)>) -> Result<(), StartError>
 where
     S: ServeHttp + Send + Sync + 'static,
 {
@@ -161,11 +165,15 @@ where
     if !first.is_unused() {
         traffic.endpoints().set_pre_tls_callback(first);
     }
-    check_addresses(&config)?;
+    // All of them at once, so that two that overlap are found as well.
+    let listened = config.listeners.iter().map(|listener| listener.address);
+    let mut sockets = bind(listened.chain([config.admin.address]))?;
+    let admin_socket = sockets.split_off(config.listeners.len());
     for listener in &config.listeners {
         listen(&mut traffic, listener)?;
     }
-    server.add_service(Traffic::new(traffic, store, Arc::clone(&limiter), driver, ended.clone()));
+    let traffic = Traffic::new(traffic, store, Arc::clone(&limiter), driver, ended.clone());
+    server.add_service(Listening::new(traffic, sockets));
     let drained = Arc::clone(&limiter);
     let admin = Admin {
         live,
@@ -179,10 +187,10 @@ where
         clock,
         writer: OnceLock::new(),
     };
-    server.add_service(http_service("admin", &config.admin.address, admin));
-    if let Some((address, app)) = also {
-        let address = Placed { value: address, place: config.admin.address.place };
-        server.add_service(http_service("echo", &address, app));
+    let admin = http_service("admin", config.admin.address.value, admin);
+    server.add_service(Listening::new(admin, admin_socket));
+    if let Some((socket, app)) = also {
+        server.add_service(Listening::new(http_service("echo", socket.0, app), vec![socket]));
     }
     if let Some(rules) = rules {
         server.add_service(background_service("rules", rules));
@@ -302,24 +310,14 @@ fn listen<A>(service: &mut Service<A>, listener: &Listener) -> Result<(), StartE
     Ok(())
 }
 
-fn http_service<S>(name: &str, address: &Placed<SocketAddr>, app: S) -> Service<HttpServer<S>>
+fn http_service<S>(name: &str, address: SocketAddr, app: S) -> Service<HttpServer<S>>
 where
     S: ServeHttp + Send + Sync + 'static,
 {
     let mut service = Service::new(name.into(), HttpServer::new_app(app));
-    service.add_tcp(&address.value.to_string());
+    service.add_tcp(&address.to_string());
     service.threads = Some(1);
     service
-}
-
-/// Pingora panics in a thread when it cannot listen; here it is an error with a place. All addresses
-/// are held until the last one is tried, so that two of them that overlap are found as well.
-fn check_addresses(config: &Config) -> Result<(), StartError> {
-    let traffic = config.listeners.iter().map(|listener| listener.address);
-    let bind = |address: Placed<SocketAddr>| {
-        TcpListener::bind(address.value).map_err(|reason| StartError::Bind { address, reason })
-    };
-    traffic.chain([config.admin.address]).map(bind).collect::<Result<Vec<_>, _>>().map(drop)
 }
 
 /// Stands where [`run`] has no further service.

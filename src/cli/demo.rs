@@ -1,6 +1,6 @@
 //! `tollgate demo`: a gateway that needs nothing else.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -10,6 +10,7 @@ use http::{Response, header};
 use pingora::apps::http_app::ServeHttp;
 use pingora::protocols::http::ServerSession;
 use serde_json::json;
+use tokio::net::TcpSocket;
 
 use crate::config::{Level, LogFormat};
 use crate::server::{self, Setup};
@@ -31,14 +32,15 @@ impl Demo {
         anyhow::ensure!(self.port != self.admin_port, "--port and --admin-port are both {}", self.port);
         for (port, flag) in [(self.port, "--port"), (self.admin_port, "--admin-port")] {
             anyhow::ensure!(port > 0, "{flag} 0 is no port");
-            TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+            may_listen(port)
                 .with_context(|| format!("cannot listen on port {port}; choose another one with {flag}"))?;
         }
-        let echo = free_address().context("no free port for the echo upstream")?;
+        let echo =
+            server::open((Ipv4Addr::LOCALHOST, 0).into()).context("no free port for the echo upstream")?;
         let text = include_str!("demo.yaml")
             .replace("8080", &self.port.to_string())
             .replace("9090", &self.admin_port.to_string())
-            .replace("9001", &echo.port().to_string());
+            .replace("9001", &echo.0.port().to_string());
         let (config, snapshot) = source::load(&text, &|_| None)
             .map_err(|faults| anyhow::anyhow!("the demo's own configuration has faults: {faults:?}"))?;
         let log_level = logging::start(Level::Warn, LogFormat::Text);
@@ -68,8 +70,12 @@ Ctrl-C ends it."
     }
 }
 
-fn free_address() -> std::io::Result<SocketAddr> {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()
+/// Whether a port is free, without listening on it: somebody who waits for the demo would be let in and
+/// thrown out again.
+fn may_listen(port: u16) -> std::io::Result<()> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind((Ipv4Addr::LOCALHOST, port).into())
 }
 
 /// An upstream that answers with what it was asked.
