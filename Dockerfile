@@ -10,6 +10,9 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
+# What a release build is laid out by.
+COPY .cargo ./.cargo
+COPY profile ./profile
 # Cargo.toml names targets in tests and benches: cargo wants to see them, but does not build them here.
 COPY benches ./benches
 COPY tests ./tests

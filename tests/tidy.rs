@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// The modules in their layers, lowest first. A module imports only from lower layers.
 const LAYERS: [&[&str]; 14] = [
@@ -219,5 +220,40 @@ fn the_map_is_true() {
         word.contains('/') && (word.ends_with(".rs") || word.ends_with(".lua") || word.ends_with(".md"))
     }) {
         assert!(root().join(path).exists(), "ARCHITECTURE.md names {path}");
+    }
+}
+
+/// The rustc at hand reads the profile, and only release builds are compiled with it.
+#[test]
+fn a_release_build_takes_the_profile() {
+    let wrapped = |arguments: &[&str]| {
+        let mut command = Command::new(root().join("profile/rustc"));
+        command.args(arguments).stdin(Stdio::null()).output().unwrap()
+    };
+    let told = |folder: &str| String::from_utf8(wrapped(&["echo", "--out-dir", folder]).stdout).unwrap();
+    let profile = root().join("profile/tollgate.profdata");
+    assert!(told("target/release/deps").ends_with(&format!("-Cprofile-use={}\n", profile.display())));
+    assert_eq!(told("target/debug/deps"), "--out-dir target/debug/deps\n");
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path().join("release/deps");
+    let rustc = std::env::var("RUSTC").unwrap_or_else(|_| "rustc".into());
+    let compiled =
+        wrapped(&[&rustc, "-", "--crate-type=lib", "-Copt-level=3", "--out-dir", folder.to_str().unwrap()]);
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+}
+
+/// What the Dockerfile copies is let into the build.
+#[test]
+fn the_image_gets_what_it_copies() {
+    let read = |name: &str| fs::read_to_string(root().join(name)).unwrap();
+    let (let_in, dockerfile) = (read(".dockerignore"), read("Dockerfile"));
+    for line in dockerfile.lines().filter(|line| line.starts_with("COPY") && !line.contains("--from")) {
+        let words: Vec<&str> =
+            line.split_whitespace().skip(1).filter(|word| !word.starts_with("--")).collect();
+        for copied in &words[..words.len() - 1] {
+            assert!(root().join(copied).exists(), "{copied} is copied, but is not here");
+            let copied = copied.trim_start_matches("./");
+            assert!(let_in.lines().any(|line| line == format!("!{copied}")), "{copied} is not let in");
+        }
     }
 }

@@ -134,9 +134,9 @@ pub struct Row {
     /// Where it was written.
     pub place: Place,
     /// Only for this tenant.
-    pub tenant: Option<Box<str>>,
+    pub tenant: Option<Arc<str>>,
     /// Only for tenants of this plan.
-    pub plan: Option<Box<str>>,
+    pub plan: Option<Arc<str>>,
     /// Only for this route.
     pub route: Option<Placed<Arc<str>>>,
     /// What it says; placed where its capacity is written.

@@ -1,11 +1,11 @@
 //! The rules of the configuration file.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::rules::{Entry, Origin, Rules};
 use crate::book::Holder;
-use crate::config::fault::{Fault, Place};
+use crate::config::fault::Fault;
 use crate::config::{Config, Row, Terms};
 use crate::key::Hasher;
 use crate::route::{Route, RouteId, RouteTable};
@@ -14,7 +14,6 @@ use crate::route::{Route, RouteId, RouteTable};
 pub(super) fn rules(config: &Config, routes: &RouteTable, hasher: &Hasher, faults: &mut Vec<Fault>) -> Rules {
     let mut building = Building {
         routes,
-        seen: HashMap::with_capacity(config.rules.rows.len()),
         rows_on: HashSet::new(),
         rules: Rules::new(Terms::of(config.rules.default.value)),
         hasher,
@@ -29,7 +28,6 @@ pub(super) fn rules(config: &Config, routes: &RouteTable, hasher: &Hasher, fault
 
 struct Building<'a> {
     routes: &'a RouteTable,
-    seen: HashMap<(Holder, Option<RouteId>), Place>,
     /// Tenants and routes with a row for just them, where a route costs more than one token.
     rows_on: HashSet<(&'a str, RouteId)>,
     rules: Rules,
@@ -55,11 +53,11 @@ impl<'a> Building<'a> {
             },
         };
         let holder = match (&row.tenant, &row.plan) {
-            (Some(tenant), _) => Holder::Tenant((&**tenant).into()),
-            (None, Some(plan)) => Holder::Plan((&**plan).into()),
+            (Some(tenant), _) => Holder::Tenant(Arc::clone(tenant)),
+            (None, Some(plan)) => Holder::Plan(Arc::clone(plan)),
             (None, None) => Holder::Anyone,
         };
-        if let Some(first) = self.seen.insert((holder.clone(), route), row.place) {
+        if let Some(Origin::File(first)) = self.rules.origin(&holder, route) {
             let message = format!("a second row for the same tenant and route; the first one is at {first}");
             self.faults.push(Fault::new(row.place, format!("rules.rows[{index}]"), message));
             return;

@@ -165,6 +165,16 @@ impl Rules {
         (&self.default, &self.anyone, self.plans.iter(), self.tenants.iter())
     }
 
+    /// Where the row comes from that is first for just this holder and route, if there is one.
+    pub fn origin(&self, holder: &Holder, route: Option<RouteId>) -> Option<Origin> {
+        let held = match holder {
+            Holder::Anyone => &self.anyone,
+            Holder::Plan(name) => self.plans.get(name)?,
+            Holder::Tenant(name) => &self.tenants.get(name)?.own,
+        };
+        held.0.iter().find(|(on, _)| *on == route).map(|(_, entry)| entry.origin)
+    }
+
     /// Adds a row.
     pub fn put(&mut self, holder: &Holder, route: Option<RouteId>, entry: Entry, hasher: &Hasher) {
         self.rows += 1;

@@ -246,8 +246,8 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
     };
     Some(Row {
         place: item.place,
-        tenant: tenant.flatten(),
-        plan: plan.flatten(),
+        tenant: tenant.flatten().map(Arc::from),
+        plan: plan.flatten().map(Arc::from),
         route: route.flatten(),
         terms: Placed { value: Arc::new(terms), place: limit.place },
     })
