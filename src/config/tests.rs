@@ -171,3 +171,20 @@ fn secrets_are_not_shown() {
     let wrong = format!("{ROUTES}store: {{redis: {{url: 'http://:hunter2@h:1'}}}}");
     assert!(!faults(&wrong).join("\n").contains("hunter2"));
 }
+
+/// What is wrong with one of many rows is told with its own place, beside what is wrong with the file.
+#[test]
+fn rows_are_told_apart_however_many_there_are() {
+    let row = |number: usize| format!("    - {{tenant: t{number}, capacity: 1, refill_per_second: 1}}\n");
+    let rows: String = (0..1_000).map(row).collect();
+    assert_eq!(good(&format!("rules:\n  rows:\n{rows}")).rules.rows.len(), 1_000);
+
+    let bad = rows.replace("{tenant: t700, capacity: 1,", "{tenant: t700, capacity: none,");
+    assert_eq!(
+        faults(&format!("rules:\n  rows:\n{bad}listeners: [\n")),
+        [
+            "703:32: rules.rows[700].capacity: expected a whole number such as 100, got `none`",
+            "1003:12: not YAML: unclosed bracket '['",
+        ]
+    );
+}
