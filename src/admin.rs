@@ -45,6 +45,8 @@ pub struct Admin {
     pub metrics: Metrics,
     /// The token for writes; without one there are none.
     pub token: Option<Secret>,
+    /// Set when requests are taken.
+    pub started: Arc<std::sync::atomic::AtomicBool>,
     /// Whether this process still takes traffic.
     pub draining: Arc<std::sync::atomic::AtomicBool>,
     /// What time it is.
@@ -100,11 +102,14 @@ impl Admin {
         }
     }
 
-    /// Ready with a snapshot and until the end begins. A store that is away makes a gateway degraded,
+    /// Ready from when traffic is taken until the end begins. A store that is away makes a gateway degraded,
     /// not unready: else one sick Redis would take every gateway out at once.
     fn ready(&self) -> Response<Vec<u8>> {
         if self.draining.load(std::sync::atomic::Ordering::Relaxed) {
             return text(StatusCode::SERVICE_UNAVAILABLE, "shutting down\n");
+        }
+        if !self.started.load(std::sync::atomic::Ordering::Relaxed) {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "starting\n");
         }
         if !self.reloader.has_keys() {
             let why = "keys are looked up, and no database has told any yet\n";

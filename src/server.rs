@@ -153,7 +153,7 @@ where
         Arc::new(Reloader::new(path, Arc::clone(&live), config.clone(), redis, log_level, metrics.clone()));
     let rules = config.rules.database.as_ref().map(|database| first_rules(database, &reloader, &clock));
     let rules = rules.transpose()?;
-    let draining = Arc::new(AtomicBool::new(false));
+    let (started, draining) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let (ended, wait_for_end) = mpsc::channel();
 
     let mut server = Server::new_with_opt_and_conf(None, server_conf(&config));
@@ -172,7 +172,14 @@ where
     for listener in &config.listeners {
         listen(&mut traffic, listener)?;
     }
-    let traffic = Traffic::new(traffic, store, Arc::clone(&limiter), driver, ended.clone());
+    let traffic = Traffic {
+        proxy: traffic,
+        store,
+        limiter: Arc::clone(&limiter),
+        driver,
+        started: Arc::clone(&started),
+        ended: ended.clone(),
+    };
     server.add_service(Listening::new(traffic, sockets));
     let drained = Arc::clone(&limiter);
     let admin = Admin {
@@ -183,6 +190,7 @@ where
         reloader: Arc::clone(&reloader),
         metrics: metrics.clone(),
         token: config.admin.token.clone(),
+        started,
         draining: Arc::clone(&draining),
         clock,
         writer: OnceLock::new(),

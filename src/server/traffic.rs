@@ -1,5 +1,6 @@
 //! The traffic service: the proxy, with the store's driver and the limiter's way back on the same runtime.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -16,23 +17,13 @@ const WAIT_FOR_STORE: Duration = Duration::from_secs(1);
 
 /// The proxy and the driver of its store.
 pub(super) struct Traffic<S> {
-    proxy: S,
-    store: Arc<dyn Store>,
-    limiter: Arc<Limiter>,
-    driver: Option<Driver>,
-    ended: mpsc::Sender<Result<(), String>>,
-}
-
-impl<S> Traffic<S> {
-    pub(super) fn new(
-        proxy: S,
-        store: Arc<dyn Store>,
-        limiter: Arc<Limiter>,
-        driver: Option<Driver>,
-        ended: mpsc::Sender<Result<(), String>>,
-    ) -> Self {
-        Self { proxy, store, limiter, driver, ended }
-    }
+    pub(super) proxy: S,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) limiter: Arc<Limiter>,
+    pub(super) driver: Option<Driver>,
+    /// Set when requests are taken.
+    pub(super) started: Arc<AtomicBool>,
+    pub(super) ended: mpsc::Sender<Result<(), String>>,
 }
 
 #[async_trait]
@@ -64,6 +55,7 @@ impl<S: Service> Service for Traffic<S> {
                 return;
             }
         }
+        self.started.store(true, Ordering::Relaxed);
         self.proxy.start_service(fds, shutdown, listeners_per_fd).await;
     }
 
