@@ -405,7 +405,7 @@ pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fau
     let config = decode::config(&root, rows, &mut reading);
     for listener in &config.listeners {
         let (address, admin) = (listener.address, config.admin.address);
-        if address.value == admin.value && admin.value.port() != 0 {
+        if address.value == admin.value {
             let message = format!("{} is listened on for traffic as well, at {}", admin.value, address.place);
             reading.fault(admin.place, "admin.address", message);
         }

@@ -165,10 +165,9 @@ where
     if !first.is_unused() {
         traffic.endpoints().set_pre_tls_callback(first);
     }
-    // All of them at once, so that two that overlap are found as well.
-    let listened = config.listeners.iter().map(|listener| listener.address);
-    let mut sockets = bind(listened.chain([config.admin.address]))?;
-    let admin_socket = sockets.split_off(config.listeners.len());
+    // All are open before one is used, so that two that overlap are found as well.
+    let sockets = bind(config.listeners.iter().map(|listener| listener.address))?;
+    let admin_socket = bind([config.admin.address])?;
     for listener in &config.listeners {
         listen(&mut traffic, listener)?;
     }

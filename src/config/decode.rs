@@ -113,6 +113,10 @@ fn threads_of(node: &Node<'_>, r: &mut Reading<'_>) -> Option<usize> {
 fn address(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Placed<SocketAddr>> {
     let text = r.text(node, field)?;
     match text.parse() {
+        Ok(address) if SocketAddr::port(&address) == 0 => {
+            r.fault(node.place, field, "expected a port from 1 to 65535: nobody is told which one 0 becomes");
+            None
+        }
         Ok(address) => Some(placed(node, address)),
         Err(_) => {
             let message =
@@ -154,7 +158,7 @@ fn listeners_of(
             Some(is_on)
         });
         let Some(address) = address_node.and_then(|node| address(node, &address_field, r)) else { continue };
-        if listeners.iter().any(|other| other.address.value == address.value && address.value.port() != 0) {
+        if listeners.iter().any(|other| other.address.value == address.value) {
             r.fault(address.place, &address_field, format!("{} is listened on twice", address.value));
         }
         listeners.push(Listener { address, tls, proxy_protocol: proxied.unwrap_or(false) });
