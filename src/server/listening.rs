@@ -39,8 +39,10 @@ impl<S> Listening<S> {
 pub(super) fn bind(
     addresses: impl IntoIterator<Item = Placed<SocketAddr>>,
 ) -> Result<Vec<Socket>, StartError> {
-    let bind = |address: Placed<SocketAddr>| {
-        open(address.value).map_err(|reason| StartError::Bind { address, reason })
+    let bind = |address: Placed<SocketAddr>| match open(address.value) {
+        // As it is written: under these words the service asks for it.
+        Ok((_, socket)) => Ok((address.value, socket)),
+        Err(reason) => Err(StartError::Bind { address, reason }),
     };
     addresses.into_iter().map(bind).collect()
 }
