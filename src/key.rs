@@ -8,6 +8,7 @@
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
+use arrayvec::ArrayString;
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 
@@ -97,16 +98,15 @@ impl fmt::Debug for Key {
     }
 }
 
-/// One part of a key, safe to stand beside others.
+/// One part of a key, safe to stand beside others. Each request makes one, so it is not allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Part(Box<str>);
+pub struct Part(ArrayString<LONGEST_PLAIN>);
 
 impl Part {
     /// A part from a name that the operator wrote (a tenant or route id): readable, escaped.
     /// Names too long to be shown whole are hashed instead.
     pub fn known(name: &[u8], hasher: &Hasher) -> Self {
-        let escaped = escape(name);
-        if escaped.len() <= LONGEST_PLAIN { Self(escaped.into()) } else { hasher.part(name) }
+        ArrayString::from(&escape(name)).map_or_else(|_| hasher.part(name), Self)
     }
 
     /// The part as it stands in a key.
@@ -174,13 +174,14 @@ impl Hasher {
     pub fn part(&self, value: &[u8]) -> Part {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let digest = self.key_hash(value);
-        let mut text = String::with_capacity(1 + 2 * HASH_BYTES);
+        const { assert!(2 * HASH_BYTES < LONGEST_PLAIN) };
+        let mut text = ArrayString::new();
         text.push('~');
         for byte in &digest[..HASH_BYTES] {
             text.push(char::from(DIGITS[usize::from(byte >> 4)]));
             text.push(char::from(DIGITS[usize::from(byte & 15)]));
         }
-        Part(text.into())
+        Part(text)
     }
 }
 

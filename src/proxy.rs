@@ -14,14 +14,17 @@ mod live;
 pub mod proxy_protocol;
 pub mod upstream;
 
+use std::io::Write as _;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use pingora::http::{RequestHeader, ResponseHeader};
-use pingora::prelude::{Error, ErrorType, HttpPeer};
+use pingora::modules::http::HttpModules;
+use pingora::prelude::{Error, ErrorType, HttpPeer, OrErr as _};
 use pingora::proxy::{FailToProxy, ProxyHttp, Session};
 use prometheus::IntGauge;
+use smallvec::SmallVec;
 
 use self::answer::Answer;
 use self::facts::Facts;
@@ -136,6 +139,10 @@ impl ProxyHttp for Gateway {
         }
     }
 
+    /// None: by itself Pingora asks a module that may compress responses, and here never does, at each step of each
+    /// request.
+    fn init_downstream_modules(&self, _modules: &mut HttpModules) {}
+
     async fn request_filter(&self, session: &mut Session, ctx: &mut Context) -> pingora::Result<bool> {
         // By itself Pingora waits for the next head on this connection for ever. `None` is a
         // connection that is to end, and stays so.
@@ -178,7 +185,11 @@ impl ProxyHttp for Gateway {
         _ctx: &mut Context,
     ) -> pingora::Result<()> {
         if let Some(client) = session.client_addr().and_then(|address| address.as_inet()) {
-            request.append_header("X-Forwarded-For", client.ip().to_string())?;
+            // No address is longer, so nothing is allocated but the value itself.
+            let mut text = SmallVec::<[u8; 48]>::new();
+            let written = write!(text, "{}", client.ip());
+            written.or_err(ErrorType::InternalError, "an address that cannot be written")?;
+            request.append_header("X-Forwarded-For", text.as_slice())?;
         }
         Ok(())
     }

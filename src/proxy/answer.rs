@@ -5,25 +5,32 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Method, StatusCode, header};
+use http::{HeaderValue, Method, StatusCode, header};
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::prelude::{Error, ErrorSource, ErrorType, Result};
 use pingora::protocols::http::HttpTask;
 use pingora::proxy::Session;
 use serde::Serialize;
+use smallvec::SmallVec;
 
 use super::gate::Rejection;
-use super::headers::retry_after;
+use super::headers::{Values, retry_after};
 use crate::decision::Decision;
 use crate::identity::IdentityError;
 use crate::limit::Outcome;
-use crate::rule::Checks;
+use crate::rule::{Checks, RuleId};
 
 /// A body up to this size is read to its end after a refusal, and the connection goes on.
 const READ_TO_THE_END: u64 = 64 * 1024;
 
 /// How long a refused body is read for at most, so that its client sees the answer and not a reset.
 const DRAIN_WITHIN: Duration = Duration::from_secs(5);
+
+/// A body that is longer than this is rare.
+const MOST_PROBLEMS: usize = 320;
+
+const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
+const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// The body of an answer (RFC 9457).
 #[derive(Serialize)]
@@ -35,8 +42,8 @@ struct Problem<'a> {
     detail: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     retry_after: Option<u64>,
-    #[serde(rename = "violated-policies", skip_serializing_if = "<[String]>::is_empty")]
-    violated_policies: &'a [String],
+    #[serde(rename = "violated-policies", skip_serializing_if = "<[&str]>::is_empty")]
+    violated_policies: &'a [&'a str],
 }
 
 /// An answer of the gateway.
@@ -46,7 +53,7 @@ pub struct Answer {
     kind: &'static str,
     detail: Cow<'static, str>,
     retry_after: Option<u64>,
-    violated: Vec<String>,
+    violated: SmallVec<[RuleId; 1]>,
     challenge: Option<String>,
 }
 
@@ -57,7 +64,7 @@ impl Answer {
             kind: "about:blank",
             detail: detail.into(),
             retry_after: None,
-            violated: Vec::new(),
+            violated: SmallVec::new(),
             challenge: None,
         }
     }
@@ -86,7 +93,7 @@ impl Answer {
                 .then(|| retry_after(over().map(|(verdict, _)| verdict.retry_after_ms).max().unwrap_or(0))),
             violated: over()
                 .filter(|(_, check)| !check.rule.is_hidden())
-                .map(|(_, check)| check.rule.name().to_owned())
+                .map(|(_, check)| check.rule.clone())
                 .collect(),
             ..Self::new(StatusCode::TOO_MANY_REQUESTS, detail)
         }
@@ -136,12 +143,13 @@ impl Answer {
             return Ok((self.grpc_head()?, None));
         }
         let problem = self.problem();
+        let mut values = Values::default();
         let mut head = ResponseHeader::build(self.status, Some(12))?;
-        head.insert_header(header::CONTENT_TYPE, "application/problem+json")?;
-        head.insert_header(header::CACHE_CONTROL, "no-store")?;
-        head.insert_header(header::CONTENT_LENGTH, problem.len())?;
+        head.insert_header(header::CONTENT_TYPE, PROBLEM)?;
+        head.insert_header(header::CACHE_CONTROL, NO_STORE)?;
+        head.insert_header(header::CONTENT_LENGTH, values.number(problem.len() as u64)?)?;
         if let Some(seconds) = self.retry_after {
-            head.insert_header("Retry-After", seconds)?;
+            head.insert_header("Retry-After", values.number(seconds)?)?;
         }
         if let Some(challenge) = &self.challenge {
             head.insert_header("WWW-Authenticate", challenge)?;
@@ -150,16 +158,19 @@ impl Answer {
     }
 
     fn problem(&self) -> Vec<u8> {
+        let violated: SmallVec<[&str; 1]> = self.violated.iter().map(RuleId::name).collect();
         let problem = Problem {
             kind: self.kind,
             title: self.status.canonical_reason().unwrap_or("Error"),
             status: self.status(),
             detail: &self.detail,
             retry_after: self.retry_after,
-            violated_policies: &self.violated,
+            violated_policies: &violated,
         };
+        let mut text = Vec::with_capacity(MOST_PROBLEMS);
         // Texts and numbers can always be written.
-        serde_json::to_vec(&problem).unwrap_or_default()
+        let _ = serde_json::to_writer(&mut text, &problem);
+        text
     }
 
     /// A status only, as gRPC clients read it: HTTP 200 and the code in `grpc-status`.

@@ -102,7 +102,7 @@ fn check_framing(headers: &HeaderMap) -> Result<(), Rejection> {
 }
 
 fn has_bare_line_feed(head: &[u8]) -> bool {
-    head.first() == Some(&b'\n') || head.windows(2).any(|pair| pair[1] == b'\n' && pair[0] != b'\r')
+    memchr::memchr_iter(b'\n', head).any(|at| at == 0 || head[at - 1] != b'\r')
 }
 
 /// The host that a request is for: lower case, without port and final dot.

@@ -4,9 +4,10 @@
 //! is the same in all of them: on a refusal when it is worth asking again (as `Retry-After`), else
 //! when the bucket is full.
 
+use bytes::BytesMut;
 use http::HeaderValue;
 use pingora::http::ResponseHeader;
-use pingora::prelude::Result;
+use pingora::prelude::{ErrorType, OrErr as _, Result};
 
 use crate::config::{Cors, Headers};
 use crate::decision::Decision;
@@ -21,12 +22,18 @@ pub fn write(
     decided: Option<&(Checks, Decision)>,
 ) -> Result<()> {
     let Some((checks, decision)) = decided else {
-        return put(response, "X-RateLimit-Remaining", 0);
+        return response.insert_header("X-RateLimit-Remaining", NONE_LEFT);
     };
     let Some(index) = decision.nearest(checks) else {
         // 503: nothing is known. No rule: nothing is limited, so there is nothing to tell.
-        return if checks.is_empty() { Ok(()) } else { put(response, "X-RateLimit-Remaining", 0) };
+        return if checks.is_empty() {
+            Ok(())
+        } else {
+            response.insert_header("X-RateLimit-Remaining", NONE_LEFT)
+        };
     };
+    let mut values = Values::default();
+    let mut put = |name: &'static str, number| response.insert_header(name, values.number(number)?);
     let (check, verdict) = (&checks[index], &decision.verdicts[index]);
     let limit = check.limit.capacity();
     let remaining = verdict.remaining;
@@ -34,33 +41,31 @@ pub fn write(
         Outcome::Refused => retry_after(verdict.retry_after_ms),
         Outcome::Allowed | Outcome::NeverFits | Outcome::Leased(_) => seconds(verdict.reset_ms),
     };
-    put(response, "X-RateLimit-Remaining", remaining)?;
+    put("X-RateLimit-Remaining", remaining)?;
     if check.rule.is_hidden() {
         return Ok(());
     }
     if families.x_ratelimit {
-        put(response, "X-RateLimit-Limit", limit)?;
-        put(response, "X-RateLimit-Reset", seconds)?;
+        put("X-RateLimit-Limit", limit)?;
+        put("X-RateLimit-Reset", seconds)?;
     }
     if families.ratelimit_legacy {
-        put(response, "RateLimit-Limit", limit)?;
-        put(response, "RateLimit-Remaining", remaining)?;
-        put(response, "RateLimit-Reset", seconds)?;
+        put("RateLimit-Limit", limit)?;
+        put("RateLimit-Remaining", remaining)?;
+        put("RateLimit-Reset", seconds)?;
     }
     if families.ratelimit_draft {
-        let mut policies = Items::default();
         let told = |position: &usize| {
             let check = &checks[*position];
             !check.rule.is_hidden() && (check.votes() || *position == index)
         };
         for check in (0..checks.len()).filter(told).map(|position| &checks[position]) {
             let (quota, window) = (check.limit.capacity(), check.limit.window_seconds().max(1));
-            policies.push(check.rule.name(), [(";q=", quota), (";w=", window)]);
+            values.item(check.rule.name(), [(";q=", quota), (";w=", window)]);
         }
-        response.insert_header("RateLimit-Policy", policies.into_bytes())?;
-        let mut state = Items::default();
-        state.push(check.rule.name(), [(";r=", remaining), (";t=", seconds)]);
-        response.insert_header("RateLimit", state.into_bytes())?;
+        response.insert_header("RateLimit-Policy", values.value()?)?;
+        values.item(check.rule.name(), [(";r=", remaining), (";t=", seconds)]);
+        response.insert_header("RateLimit", values.value()?)?;
     }
     Ok(())
 }
@@ -95,34 +100,49 @@ pub fn retry_after(ms: u64) -> u64 {
 /// The largest integer of RFC 9651.
 const MOST: u64 = 999_999_999_999_999;
 
-/// A list of RFC 9651: strings with whole numbers as parameters. Put together by hand, because each response pays
-/// for it.
-#[derive(Default)]
-struct Items(Vec<u8>);
+/// `X-RateLimit-Remaining` where nothing is left, or nothing is known.
+const NONE_LEFT: HeaderValue = HeaderValue::from_static("0");
 
-impl Items {
-    fn push(&mut self, name: &str, parameters: [(&str, u64); 2]) {
-        if self.0.is_empty() {
-            self.0.reserve(64);
-        } else {
-            self.0.extend_from_slice(b", ");
-        }
-        self.0.push(b'"');
-        self.0.extend_from_slice(name.as_bytes());
-        self.0.push(b'"');
-        for (parameter, number) in parameters {
-            self.0.extend_from_slice(parameter.as_bytes());
-            self.0.extend_from_slice(itoa::Buffer::new().format(number.min(MOST)).as_bytes());
-        }
-    }
+/// Values of headers, put together by hand in one buffer that they share: each response pays for them, and most for
+/// what is allocated.
+pub struct Values(BytesMut);
 
-    fn into_bytes(self) -> Vec<u8> {
-        self.0
+impl Default for Values {
+    fn default() -> Self {
+        Self(BytesMut::with_capacity(128))
     }
 }
 
-fn put(response: &mut ResponseHeader, name: &'static str, value: u64) -> Result<()> {
-    response.insert_header(name, HeaderValue::from(value))
+impl Values {
+    /// A whole number.
+    pub fn number(&mut self, number: u64) -> Result<HeaderValue> {
+        self.digits(number);
+        self.value()
+    }
+
+    /// One more item of a list of RFC 9651: a string with whole numbers as parameters.
+    fn item(&mut self, name: &str, parameters: [(&str, u64); 2]) {
+        if !self.0.is_empty() {
+            self.0.extend_from_slice(b", ");
+        }
+        self.0.extend_from_slice(b"\"");
+        self.0.extend_from_slice(name.as_bytes());
+        self.0.extend_from_slice(b"\"");
+        for (parameter, number) in parameters {
+            self.0.extend_from_slice(parameter.as_bytes());
+            self.digits(number.min(MOST));
+        }
+    }
+
+    fn digits(&mut self, number: u64) {
+        self.0.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
+    }
+
+    /// What has been written since the last value.
+    fn value(&mut self) -> Result<HeaderValue> {
+        HeaderValue::from_maybe_shared(self.0.split().freeze())
+            .or_err(ErrorType::InvalidHTTPHeader, "a value with control bytes")
+    }
 }
 
 #[cfg(test)]
