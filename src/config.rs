@@ -7,20 +7,20 @@ mod decode;
 pub mod env;
 pub mod fault;
 mod fields;
+mod rows;
 mod rules;
+mod split;
 mod yaml;
 
-use std::collections::HashSet;
-use std::hash::Hash;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use foldhash::fast::RandomState;
 use ipnet::IpNet;
 
 use fault::{Fault, Place, Placed};
+use fields::Reading;
+use yaml::Node;
 
 pub use self::rules::{
     Database, Exempt, KeySource, MissingValue, Mode, NamedRule, OnStoreFailure, Priced, Row, Rules, Terms,
@@ -383,26 +383,13 @@ pub fn read(text: &str, lookup: env::Lookup<'_>) -> Result<Config, Vec<Fault>> {
 
 /// Reads as much of a configuration as can be read, so that more faults can be found in it.
 pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fault>) {
-    let (mut faults, mut index) = (Vec::new(), 0);
-    // Half a million rows are not to be moved again and again while their list grows. Memory that is not
-    // written to costs nothing, and no row is shorter than this.
-    let mut rows = Vec::with_capacity(text.len() / "{tenant: a, capacity: 1, refill_per_second: 1}".len());
-    let mut shared = Shared::default();
-    let mut take = |item, faults: &mut Vec<Fault>| {
-        let mut reading = fields::Reading { faults: std::mem::take(faults), lookup };
-        rows.extend(decode::row(&item, index, &mut reading).map(|row| shared.row(row)));
-        index += 1;
-        *faults = reading.faults;
-    };
-    let streamed = yaml::Rows { path: &["rules", "rows"], take: &mut take };
-    let Some(root) = yaml::parse(text, streamed, &mut faults) else {
-        if faults.is_empty() {
-            faults.push(Fault::new(Place { line: 1, column: 1 }, "", "the file is empty"));
-        }
-        return (None, faults);
-    };
-    let mut reading = fields::Reading { faults, lookup };
-    let config = decode::config(&root, rows, &mut reading);
+    // What is wrong is told by the plain way.
+    rows::in_parts(text, lookup).unwrap_or_else(|| rows::at_once(text, lookup))
+}
+
+/// The configuration below `root`; `rows` have been read on the way.
+fn understand(root: &Node<'_>, rows: Vec<Row>, mut reading: Reading<'_>) -> (Option<Config>, Vec<Fault>) {
+    let mut config = decode::config(root, rows, &mut reading);
     for listener in &config.listeners {
         let (address, admin) = (listener.address, config.admin.address);
         if address.value == admin.value {
@@ -414,7 +401,6 @@ pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fau
         let message = "`lookup` needs a database: set rules.database.url";
         reading.fault(config.identity.keys.place, "identity.tenant.keys", message);
     }
-    let mut config = config;
     for rule in &config.rules.named {
         if !config.routes.iter().any(|route| route.rules.iter().any(|name| *name.value == *rule.name.value)) {
             let message = format!("no route has `{}` in its rules: it never holds anybody", rule.name.value);
@@ -424,48 +410,15 @@ pub fn read_all(text: &str, lookup: env::Lookup<'_>) -> (Option<Config>, Vec<Fau
     (Some(config), reading.faults)
 }
 
-/// What many rows have in common: half a million rows have few different terms, and few routes, and those of a tenant
-/// stand together as a rule.
-#[derive(Default)]
-struct Shared {
-    terms: HashSet<Arc<Terms>, RandomState>,
-    routes: HashSet<Arc<str>, RandomState>,
-    tenant: Option<Arc<str>>,
-}
-
-impl Shared {
-    /// A row made of the copies that all rows share.
-    fn row(&mut self, mut row: Row) -> Row {
-        row.terms.value = one_of(&mut self.terms, row.terms.value);
-        if let Some(route) = &mut row.route {
-            route.value = one_of(&mut self.routes, Arc::clone(&route.value));
-        }
-        if row.tenant == self.tenant {
-            row.tenant.clone_from(&self.tenant);
-        } else {
-            self.tenant.clone_from(&row.tenant);
-        }
-        row
-    }
-}
-
-fn one_of<T: ?Sized + Hash + Eq>(known: &mut HashSet<Arc<T>, RandomState>, value: Arc<T>) -> Arc<T> {
-    if let Some(known) = known.get(&*value) {
-        return Arc::clone(known);
-    }
-    known.insert(Arc::clone(&value));
-    value
-}
-
 /// Reads rows alone: a list of them, or a mapping with `rows`. `Err` has every fault.
 ///
 /// # Errors
 /// Whatever is not as [`SCHEMA`] says of `rules.rows`.
 pub fn read_rows(text: &str, lookup: env::Lookup<'_>) -> Result<Vec<Row>, Vec<Fault>> {
     let mut faults = Vec::new();
-    let nothing = yaml::Rows { path: &["no list is handed over"], take: &mut |_, _| {} };
-    let root = yaml::parse(text, nothing, &mut faults);
-    let mut reading = fields::Reading { faults, lookup };
+    let mut nothing = yaml::Rows { path: &["no list is handed over"], take: &mut |_, _| {}, found: None };
+    let root = yaml::parse(text, 0, &mut nothing, &mut faults);
+    let mut reading = Reading { faults, lookup };
     let rows = root.map(|root| decode::rows_alone(&root, &mut reading)).unwrap_or_default();
     let mut faults = reading.faults;
     if rows.is_empty() && faults.is_empty() {

@@ -35,18 +35,23 @@ pub fn load_again(
     revision: u64,
     running: &Config,
 ) -> Result<(Config, Snapshot), Vec<Fault>> {
-    let (config, faults) = config::read_all(text, lookup);
-    let mut served = config.clone();
-    if let Some(served) = &mut served {
-        served.store.key_prefix = running.store.key_prefix.clone();
-        served.identity.hash_secret = running.identity.hash_secret.clone();
+    let (mut config, faults) = config::read_all(text, lookup);
+    let names = |config: &Config| (config.store.key_prefix.clone(), config.identity.hash_secret.clone());
+    let mut written = None;
+    if let Some(config) = &mut config {
+        written = Some((names(config), config.identity.keys));
+        (config.store.key_prefix, config.identity.hash_secret) = names(running);
         // Without a database behind it nobody's key would be known.
         if running.rules.database.is_none() {
-            served.identity.keys = running.identity.keys;
+            config.identity.keys = running.identity.keys;
         }
     }
-    let (_, snapshot) = build(served, faults, book, revision)?;
-    config.map(|config| (config, snapshot)).ok_or_else(Vec::new)
+    let (mut config, snapshot) = build(config, faults, book, revision)?;
+    if let Some((names, keys)) = written {
+        (config.store.key_prefix, config.identity.hash_secret) = names;
+        config.identity.keys = keys;
+    }
+    Ok((config, snapshot))
 }
 
 /// The row that a JSON object says, read like one of a configuration, so that the same is right here and

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 /// Where the values of `${NAME}` come from. A function, so that tests bring their own.
-pub type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
+pub type Lookup<'a> = &'a (dyn Fn(&str) -> Option<String> + Sync);
 
 /// The environment of this process.
 #[expect(clippy::disallowed_methods, reason = "this is the one place that reads the environment")]

@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-use granit_parser::{Event, Parser, ScalarStyle, Span};
+use granit_parser::{Event, Marker, Parser, ScalarStyle};
 
 use super::fault::{Fault, Place};
 
@@ -78,13 +78,20 @@ pub struct Rows<'r, 'a> {
     pub path: &'r [&'r str],
     /// Takes an item.
     pub take: &'r mut dyn FnMut(Node<'a>, &mut Vec<Fault>),
+    /// Where the list was.
+    pub found: Option<Place>,
 }
 
-/// Parses one document. Syntax faults end the reading, duplicate keys do not.
-pub fn parse<'a, 'r>(text: &'a str, rows: Rows<'r, 'a>, faults: &'r mut Vec<Fault>) -> Option<Node<'a>> {
+/// Parses one document, which begins after so many lines of its file. Syntax faults end the reading, duplicate keys do not.
+pub fn parse<'a>(
+    text: &'a str,
+    lines_before: u32,
+    rows: &mut Rows<'_, 'a>,
+    faults: &mut Vec<Fault>,
+) -> Option<Node<'a>> {
     let path = rows.path;
-    let mut reader =
-        Reader { parser: Parser::new_from_str(text), anchors: Vec::new(), aliased: 0, rows, faults };
+    let parser = Parser::new_from_str(text);
+    let mut reader = Reader { parser, lines_before, anchors: Vec::new(), aliased: 0, rows, faults };
     match reader.document(path) {
         Ok(node) => node,
         Err(fault) => {
@@ -94,28 +101,33 @@ pub fn parse<'a, 'r>(text: &'a str, rows: Rows<'r, 'a>, faults: &'r mut Vec<Faul
     }
 }
 
-struct Reader<'a, 'r> {
+struct Reader<'a, 'r, 'p> {
     parser: Parser<'a, granit_parser::StrInput<'a>>,
+    lines_before: u32,
     anchors: Vec<(usize, Node<'a>)>,
     aliased: usize,
-    rows: Rows<'r, 'a>,
+    rows: &'r mut Rows<'p, 'a>,
     faults: &'r mut Vec<Fault>,
 }
 
-impl<'a, 'r> Reader<'a, 'r> {
+impl<'a, 'p> Reader<'a, '_, 'p> {
     fn next(&mut self) -> Result<(Event<'a>, Place), Fault> {
         match self.parser.next_event() {
-            Some(Ok((event, span))) => Ok((event, place_of(span))),
+            Some(Ok((event, span))) => Ok((event, self.place(span.start))),
             Some(Err(error)) => {
-                let marker = error.marker();
-                let place = place(marker.line(), marker.col());
-                Err(Fault::new(place, "", format!("not YAML: {}", error.info())))
+                Err(Fault::new(self.place(*error.marker()), "", format!("not YAML: {}", error.info())))
             }
             None => Ok((Event::StreamEnd, Place::default())),
         }
     }
 
-    fn document(&mut self, path: &'r [&'r str]) -> Result<Option<Node<'a>>, Fault> {
+    fn place(&self, marker: Marker) -> Place {
+        let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        let line = number(marker.line()).max(1).saturating_add(self.lines_before);
+        Place { line, column: number(marker.col()).saturating_add(1) }
+    }
+
+    fn document(&mut self, path: &'p [&'p str]) -> Result<Option<Node<'a>>, Fault> {
         let mut root = None;
         loop {
             let (event, place) = self.next()?;
@@ -140,7 +152,7 @@ impl<'a, 'r> Reader<'a, 'r> {
         &mut self,
         event: Event<'a>,
         place: Place,
-        path: Option<&'r [&'r str]>,
+        path: Option<&'p [&'p str]>,
     ) -> Result<Node<'a>, Fault> {
         let (kind, anchor, tag) = match event {
             Event::Scalar(text, style, anchor, tag) => {
@@ -149,6 +161,7 @@ impl<'a, 'r> Reader<'a, 'r> {
             Event::SequenceStart(_, anchor, tag) => {
                 // What has a name may be asked for again, and is kept.
                 let here = path.is_some_and(<[_]>::is_empty) && anchor == 0;
+                self.rows.found = self.rows.found.or(here.then_some(place));
                 (Kind::Sequence(if here { self.hand_over()? } else { self.sequence()? }), anchor, tag)
             }
             Event::MappingStart(_, anchor, tag) => {
@@ -193,7 +206,7 @@ impl<'a, 'r> Reader<'a, 'r> {
         }
     }
 
-    fn mapping(&mut self, path: Option<&'r [&'r str]>) -> Result<Vec<(Text<'a>, Node<'a>)>, Fault> {
+    fn mapping(&mut self, path: Option<&'p [&'p str]>) -> Result<Vec<(Text<'a>, Node<'a>)>, Fault> {
         let mut entries: Vec<(Text<'a>, Node<'a>)> = Vec::new();
         loop {
             let (event, place) = self.next()?;
@@ -240,13 +253,4 @@ fn count(node: &Node<'_>) -> usize {
         Kind::Sequence(items) => 1 + items.iter().map(count).sum::<usize>(),
         Kind::Mapping(entries) => 1 + entries.iter().map(|(_, value)| count(value)).sum::<usize>(),
     }
-}
-
-fn place_of(span: Span) -> Place {
-    place(span.start.line(), span.start.col())
-}
-
-fn place(line: usize, column: usize) -> Place {
-    let number = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-    Place { line: number(line).max(1), column: number(column).saturating_add(1) }
 }
