@@ -4,7 +4,7 @@
 # paired rounds on one machine. It is peers/compare on the gateway alone, once the machine is quiet.
 #
 # Environment: ARMS  what is compared, by word (default: plain memory redis default)
-#              and what `peers/compare -h` tells: ROUNDS, SLICE, CONNECTIONS, WORKLOADS, QUIET, TOLLGATE
+#              and what `peers/compare -h` tells: ROUNDS, SLICE, CONNECTIONS, PACE, WORKLOADS, QUIET, TOLLGATE
 
 set -euo pipefail
 

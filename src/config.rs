@@ -416,7 +416,8 @@ fn understand(root: &Node<'_>, rows: Vec<Row>, mut reading: Reading<'_>) -> (Opt
 /// Whatever is not as [`SCHEMA`] says of `rules.rows`.
 pub fn read_rows(text: &str, lookup: env::Lookup<'_>) -> Result<Vec<Row>, Vec<Fault>> {
     let mut faults = Vec::new();
-    let mut nothing = yaml::Rows { path: &["no list is handed over"], take: &mut |_, _| {}, found: None };
+    let mut ignore = |_, _: &mut Vec<Fault>| {};
+    let mut nothing = yaml::Streamed::new(&["no list is handed over"], &mut ignore);
     let root = yaml::parse(text, 0, &mut nothing, &mut faults);
     let mut reading = Reading { faults, lookup };
     let rows = root.map(|root| decode::rows_alone(&root, &mut reading)).unwrap_or_default();

@@ -98,7 +98,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// One part of a key, safe to stand beside others. Each request makes one, so it is not allocated.
+/// One part of a key, safe to stand beside others. Requests of strangers make one each, so it is not allocated.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Part(ArrayString<LONGEST_PLAIN>);
 

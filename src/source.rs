@@ -36,11 +36,11 @@ pub fn load_again(
     running: &Config,
 ) -> Result<(Config, Snapshot), Vec<Fault>> {
     let (mut config, faults) = config::read_all(text, lookup);
-    let names = |config: &Config| (config.store.key_prefix.clone(), config.identity.hash_secret.clone());
+    let names_of = |config: &Config| (config.store.key_prefix.clone(), config.identity.hash_secret.clone());
     let mut written = None;
     if let Some(config) = &mut config {
-        written = Some((names(config), config.identity.keys));
-        (config.store.key_prefix, config.identity.hash_secret) = names(running);
+        written = Some((names_of(config), config.identity.keys));
+        (config.store.key_prefix, config.identity.hash_secret) = names_of(running);
         // Without a database behind it nobody's key would be known.
         if running.rules.database.is_none() {
             config.identity.keys = running.identity.keys;

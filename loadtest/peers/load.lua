@@ -7,6 +7,9 @@
 --            over     one key
 --            mixed    100,000 keys, Zipf: the k-th is asked for 1/k times as often as the first
 --
+-- Each connection asks as soon as it has its answer; with PACE in the environment, so many milliseconds after it, on
+-- average.
+--
 -- With `check`, statuses other than 200 and 429 are counted too. That costs wrk much, so measured slices do without.
 
 local TENANTS, MIXED, DRAWS, SEED = 1000, 100000, 200000, 20240229
@@ -72,6 +75,14 @@ end
 function request()
    position = position % #sequence + 1
    return sequence[position]
+end
+
+local pace = tonumber(os.getenv("PACE") or "0")
+if pace > 0 then
+   -- Spread, so that the connections do not ask in step.
+   function delay()
+      return math.random(0, 2 * pace)
+   end
 end
 
 local threads = {}

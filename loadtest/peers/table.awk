@@ -1,5 +1,5 @@
-# Prints the table of one workload. Variables: workload, peers, with_redis (peers that use one), rounds, hz (ticks per
-# second). Columns of a row: round (0: warm-up), peer, "RESULT", duration (us), requests, p50, p99, p99.9 (us), statuses
+# Prints the table of one workload. Variables: workload, peers, with_redis (peers that use one), rounds, pace (of each
+# connection, ms), hz (ticks per second). Columns of a row: round (0: warm-up), peer, "RESULT", duration (us), requests, p50, p99, p99.9 (us), statuses
 # from 400 upwards, statuses other than 200 and 429 (warm-up only), socket errors, CPU ticks of the peer, CPU ticks of its
 # Redis, calls of Redis. Exit code 1: a row is invalid.
 
@@ -42,6 +42,14 @@ function ratio(metric, peer,    i) {
     return peer == BASE ? "1" : spread("%.3f", metric, peer, BASE)
 }
 
+# What p99 is above that of the base in the same round, in ms. At saturation that is nobody's latency.
+function added(peer,    i) {
+    if (pace == 0 || !(BASE in seen) || peer == BASE) return "-"
+    for (i = 1; i <= rounds; i++) list[i] = (data["p99", peer, i] - data["p99", BASE, i]) / 1000
+    sort(list, rounds)
+    return sprintf("%.2f (%.2f..%.2f)", middle(), list[1], list[rounds])
+}
+
 function redis_only(format, metric, peer) {
     return has(with_redis, peer) ? sprintf(format, median(metric, peer)) : "-"
 }
@@ -56,7 +64,7 @@ function fault(peer,    share) {
     if (others[peer] > 0) return others[peer] " answers of the warm-up were neither 200 nor 429"
     if (socket_errors[peer] > 0) return socket_errors[peer] " socket errors or timeouts"
     if (workload == "over" && peer !~ /-plain$/) {
-        return share < 0.95 ? sprintf("only %.2f %% were refused", share * 100) : ""
+        return pace == 0 && share < 0.95 ? sprintf("only %.2f %% were refused", share * 100) : ""
     }
     return share > 0.001 ? sprintf("%.2f %% were refused, and none had to be", share * 100) : ""
 }
@@ -83,19 +91,19 @@ $1 > 0 {
 
 END {
     printf "### %s\n\n", workload
-    print "| peer | req/s | req/s : " BASE " | proxy CPU s / 100k | proxy CPU : " BASE " | Redis CPU s / 100k | Redis calls / request | p50 ms | p99 ms | p99.9 ms | refused |"
-    print "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    print "| peer | req/s | req/s : " BASE " | proxy CPU s / 100k | proxy CPU : " BASE " | Redis CPU s / 100k | Redis calls / request | p50 ms | p99 ms | p99 added ms | p99.9 ms | refused |"
+    print "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     count = split(peers, order, " ")
     for (i = 1; i <= count; i++) {
         peer = order[i]
         reason = fault(peer)
         if (reason != "") notes = notes "\n**" peer " is invalid: " reason ".**\n"
-        printf "| %s%s | %s | %s | %.3f | %s | %s | %s | %s | %s | %s | %.2f %% |\n", peer, reason == "" ? "" : " **(invalid)**",
+        printf "| %s%s | %s | %s | %.3f | %s | %s | %s | %s | %s | %s | %s | %.2f %% |\n", peer, reason == "" ? "" : " **(invalid)**",
             spread("%.0f", "rate", peer, ""), ratio("rate", peer), median("cpu", peer), ratio("cpu", peer),
             redis_only("%.3f", "redis_cpu", peer), redis_only("%.4f", "calls", peer),
-            ms("p50", peer), ms("p99", peer), ms("p999", peer), refused[peer] / requests[peer] * 100
+            ms("p50", peer), ms("p99", peer), added(peer), ms("p999", peer), refused[peer] / requests[peer] * 100
     }
-    print "\nMedians over the rounds, (min..max); a ratio is taken within each round."
+    print "\nMedians over the rounds, (min..max); a ratio or difference is taken within each round."
     if (workload == "over") print "The two plain rows have no limit: they show what it costs to let all through."
     printf "%s", notes
     exit notes != ""

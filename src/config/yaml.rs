@@ -73,25 +73,35 @@ pub fn shorten(text: &str) -> String {
 
 /// Where a document has a list that is not kept: each item is handed over as soon as it is read, and
 /// what is left in the tree is an empty list. Half a million rows need no half a million nodes.
-pub struct Rows<'r, 'a> {
+pub struct Streamed<'r, 'a> {
     /// The keys that lead to the list.
     pub path: &'r [&'r str],
     /// Takes an item.
     pub take: &'r mut dyn FnMut(Node<'a>, &mut Vec<Fault>),
-    /// Where the list was.
+    /// Where the first such list was.
     pub found: Option<Place>,
+    /// Whether anything in the document has a name (an anchor).
+    pub names: bool,
 }
 
-/// Parses one document, which begins after so many lines of its file. Syntax faults end the reading, duplicate keys do not.
+impl<'r, 'a> Streamed<'r, 'a> {
+    /// What stands under `path` goes to `take`.
+    pub fn new(path: &'r [&'r str], take: &'r mut dyn FnMut(Node<'a>, &mut Vec<Fault>)) -> Self {
+        Self { path, take, found: None, names: false }
+    }
+}
+
+/// Parses one document, which begins after so many lines of its file. Syntax faults end the reading, duplicate keys
+/// do not.
 pub fn parse<'a>(
     text: &'a str,
     lines_before: u32,
-    rows: &mut Rows<'_, 'a>,
+    streamed: &mut Streamed<'_, 'a>,
     faults: &mut Vec<Fault>,
 ) -> Option<Node<'a>> {
-    let path = rows.path;
+    let path = streamed.path;
     let parser = Parser::new_from_str(text);
-    let mut reader = Reader { parser, lines_before, anchors: Vec::new(), aliased: 0, rows, faults };
+    let mut reader = Reader { parser, lines_before, anchors: Vec::new(), aliased: 0, streamed, faults };
     match reader.document(path) {
         Ok(node) => node,
         Err(fault) => {
@@ -106,7 +116,7 @@ struct Reader<'a, 'r, 'p> {
     lines_before: u32,
     anchors: Vec<(usize, Node<'a>)>,
     aliased: usize,
-    rows: &'r mut Rows<'p, 'a>,
+    streamed: &'r mut Streamed<'p, 'a>,
     faults: &'r mut Vec<Fault>,
 }
 
@@ -161,7 +171,7 @@ impl<'a, 'p> Reader<'a, '_, 'p> {
             Event::SequenceStart(_, anchor, tag) => {
                 // What has a name may be asked for again, and is kept.
                 let here = path.is_some_and(<[_]>::is_empty) && anchor == 0;
-                self.rows.found = self.rows.found.or(here.then_some(place));
+                self.streamed.found = self.streamed.found.or(here.then_some(place));
                 (Kind::Sequence(if here { self.hand_over()? } else { self.sequence()? }), anchor, tag)
             }
             Event::MappingStart(_, anchor, tag) => {
@@ -179,6 +189,7 @@ impl<'a, 'p> Reader<'a, '_, 'p> {
         }
         let node = Node { place, kind };
         if anchor > 0 {
+            self.streamed.names = true;
             self.anchors.push((anchor, node.clone()));
         }
         Ok(node)
@@ -200,7 +211,7 @@ impl<'a, 'p> Reader<'a, '_, 'p> {
                 (Event::SequenceEnd, _) => return Ok(Vec::new()),
                 (event, place) => {
                     let item = self.node(event, place, None)?;
-                    (self.rows.take)(item, self.faults);
+                    (self.streamed.take)(item, self.faults);
                 }
             }
         }

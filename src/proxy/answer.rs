@@ -26,8 +26,8 @@ const READ_TO_THE_END: u64 = 64 * 1024;
 /// How long a refused body is read for at most, so that its client sees the answer and not a reset.
 const DRAIN_WITHIN: Duration = Duration::from_secs(5);
 
-/// A body that is longer than this is rare.
-const MOST_PROBLEMS: usize = 320;
+/// What nearly every body fits in.
+const PROBLEM_BYTES: usize = 320;
 
 const PROBLEM: HeaderValue = HeaderValue::from_static("application/problem+json");
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
@@ -167,7 +167,7 @@ impl Answer {
             retry_after: self.retry_after,
             violated_policies: &violated,
         };
-        let mut text = Vec::with_capacity(MOST_PROBLEMS);
+        let mut text = Vec::with_capacity(PROBLEM_BYTES);
         // Texts and numbers can always be written.
         let _ = serde_json::to_writer(&mut text, &problem);
         text

@@ -103,8 +103,8 @@ const MOST: u64 = 999_999_999_999_999;
 /// `X-RateLimit-Remaining` where nothing is left, or nothing is known.
 const NONE_LEFT: HeaderValue = HeaderValue::from_static("0");
 
-/// Values of headers, put together by hand in one buffer that they share: each response pays for them, and most for
-/// what is allocated.
+/// Values of headers, put together by hand in one buffer that they share: each response pays for them, and dearest is
+/// to allocate each by itself.
 pub struct Values(BytesMut);
 
 impl Default for Values {
