@@ -392,7 +392,7 @@ fn understand(root: &Node<'_>, rows: Vec<Row>, mut reading: Reading<'_>) -> (Opt
     let mut config = decode::config(root, rows, &mut reading);
     for listener in &config.listeners {
         let (address, admin) = (listener.address, config.admin.address);
-        if address.value == admin.value {
+        if overlap(address.value, admin.value) {
             let message = format!("{} is listened on for traffic as well, at {}", admin.value, address.place);
             reading.fault(admin.place, "admin.address", message);
         }
@@ -408,6 +408,11 @@ fn understand(root: &Node<'_>, rows: Vec<Row>, mut reading: Reading<'_>) -> (Opt
         }
     }
     (Some(config), reading.faults)
+}
+
+/// Whether one of two sockets would take what the other listens for.
+fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
+    a.port() == b.port() && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
 }
 
 /// Reads rows alone: a list of them, or a mapping with `rows`. `Err` has every fault.

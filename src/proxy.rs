@@ -119,7 +119,7 @@ impl Gateway {
         decorate(session, &mut response, ctx)?;
         // What an upstream answers says this itself.
         headers::allow_origin(&mut response, &ctx.live.cors, &session.req_header().headers)?;
-        answer::send(session, response, body).await
+        answer::send(session, response, body, answer.ends_connection()).await
     }
 }
 

@@ -214,7 +214,8 @@ impl Methods {
 
     fn find(&self, method: &str, path: &str) -> Option<RouteId> {
         let method = if method == "HEAD" && !self.names("HEAD") { "GET" } else { method };
-        let named = self.named.iter().find(|(name, _)| **name == *method);
+        // Upstreams there are that take `post` for POST.
+        let named = self.named.iter().find(|(name, _)| name.eq_ignore_ascii_case(method));
         named.map_or(&self.other, |(_, paths)| paths).find(path)
     }
 

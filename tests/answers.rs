@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::access::certificates;
 use crate::harness::client::request;
 use crate::harness::gateway::{everything_to, on};
 use crate::harness::{Connection, Gateway, Redis, Upstream, free_port};
@@ -261,6 +262,16 @@ fn what_is_ambiguous_on_the_wire_is_refused() {
         format!("POST / HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc"),
         format!("POST / HTTP/1.1\r\nHost: a\r\n{key}Content-Length: 3, 3\r\n\r\nabc"),
         "GET / HTTP/1.1\r\nHost: a\nX-Api-Key: a\r\n\r\n".to_string(),
+        format!("POST / HTTP/1.1\r\nHost: a\n{key}Content-Length: 3\r\n\r\nabc"),
+    ] {
+        let mut client = Connection::open(gateway.port);
+        client.send(head.clone() + "GET / HTTP/1.1\r\nHost: a\r\nX-Api-Key: a\r\n\r\n");
+        let answer = client.try_response(false).unwrap_or_else(|| panic!("no answer to {head:?}"));
+        assert_eq!((answer.status, answer.header("connection")), (400, Some("close")), "{head:?}");
+        // Nobody knows where the next request begins.
+        assert!(client.try_response(false).is_none(), "{head:?}");
+    }
+    for head in [
         format!("GET /a\\b HTTP/1.1\r\nHost: a\r\n{key}\r\n"),
         format!("GET /%00 HTTP/1.1\r\nHost: a\r\n{key}\r\n"),
         format!("GET /../x HTTP/1.1\r\nHost: a\r\n{key}\r\n"),
@@ -274,6 +285,9 @@ fn what_is_ambiguous_on_the_wire_is_refused() {
         client.send(&head);
         let status = client.try_response(false).map(|answer| answer.status);
         assert_eq!(status, Some(400), "{head:?}");
+        // Such a request is whole, and so is the next one.
+        client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert_eq!(client.response().status, 401, "{head:?}");
     }
     assert_eq!(upstream.count(), 0);
 }
@@ -325,6 +339,90 @@ rules:
         assert_eq!(gateway.get(path, "a").status, 200);
         let head = upstream.heads().pop().unwrap();
         assert!(head.starts_with(&format!("GET {forwarded} HTTP/1.1\r\n")), "{head}");
+    }
+}
+
+/// What upstreams decode, or read without its case, is held by the same rule.
+#[test]
+fn no_spelling_passes_by_a_rule() {
+    let upstream = Upstream::start();
+    let gateway = Gateway::start(
+        "memory",
+        &format!(
+            "upstreams: {{u: {{servers: [127.0.0.1:{}]}}}}
+routes:
+  - {{id: import, match: {{path: '/docs:import', methods: [POST]}}, upstream: u}}
+  - {{id: cafe, match: {{path: /caf%C3%A9}}, upstream: u}}
+  - {{id: rest, match: {{path: /*}}, upstream: u}}
+rules:
+  rows:
+    - {{tenant: a, route: import, capacity: 2, refill_per_second: 1/h}}
+    - {{tenant: a, route: cafe, capacity: 2, refill_per_second: 1/h}}
+    - {{tenant: a, capacity: 1000, refill_per_second: 1}}
+",
+            upstream.port
+        ),
+    );
+    let admitted = |lines: &[&[u8]]| {
+        let status = |line: &&[u8]| {
+            let mut client = Connection::open(gateway.port);
+            let head = b" HTTP/1.1\r\nHost: gateway.test\r\nX-Api-Key: a\r\n\r\n";
+            client.send([line, &head[..]].concat());
+            client.response().status
+        };
+        lines.iter().map(status).filter(|status| *status == 200).count()
+    };
+    let imports: [&[u8]; 5] = [
+        b"POST /docs:import",
+        b"post /docs:import",
+        b"Post /docs%3Aimport",
+        b"POST /docs%3aimport",
+        b"POST //%64ocs%3Aimport",
+    ];
+    assert_eq!(admitted(&imports), 2);
+    assert_eq!(
+        admitted(&[b"GET /caf%c3%a9", b"GET /caf%C3%A9", b"GET /caf\xC3\xA9", b"GET /x/../caf\xc3%A9"]),
+        2
+    );
+    for head in upstream.heads() {
+        let path = head.split(' ').nth(1).unwrap();
+        assert!(["/docs:import", "/caf%C3%A9"].contains(&path), "{head}");
+    }
+}
+
+/// A refused body that nobody reads would end the stream by a reset, and curl tells no answer then.
+#[test]
+fn a_refused_body_over_http2() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    certificates(folder.path());
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let tls =
+        format!(", tls: {{certificates: [{{cert: {}, key: {}}}]}}", file("server.pem"), file("server.key"));
+    let rules = "  rows: [{tenant: shop-a, capacity: 1, refill_per_second: 1/h}]";
+    let gateway = Gateway::start_listening(&tls, "memory", &everything_to(&upstream, rules), &[]);
+    let url = format!("https://127.0.0.1:{}/", gateway.port);
+    let post = |key: &str, body: &str| {
+        let output = std::process::Command::new("curl")
+            .args([
+                "-s",
+                "--http2",
+                "--cacert",
+                &file("ca.pem"),
+                "-o",
+                "/dev/null",
+                "-w",
+                "%{http_version} %{http_code}",
+            ])
+            .args(["-H", &format!("X-Api-Key: {key}"), "--data", body, &url])
+            .output()
+            .unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(post("shop-a", "abc"), "2 200");
+    for body in ["abc", &"x".repeat(60_000), &"x".repeat(70_000)] {
+        for _ in 0..10 {
+            assert_eq!([post("shop-a", body), post("", body)], ["2 429", "2 401"], "{} bytes", body.len());
+        }
     }
 }
 

@@ -99,7 +99,7 @@ fn no_effect_yet(warnings: &mut Vec<Fault>, node: &Node<'_>, field: &str) {
 }
 
 fn threads_of(node: &Node<'_>, r: &mut Reading<'_>) -> Option<usize> {
-    if matches!(&node.kind, Kind::Scalar { text, .. } if text == "auto") {
+    if r.is_word(node, "auto") {
         return None;
     }
     let threads = r.whole(node, "threads")?;

@@ -40,6 +40,11 @@ impl Reading<'_> {
         }
     }
 
+    /// Whether a scalar is this word once `${...}` is expanded. What cannot be expanded is for the next reader to tell.
+    pub fn is_word(&self, node: &Node<'_>, word: &str) -> bool {
+        matches!(&node.kind, Kind::Scalar { text, .. } if env::expand(text, self.lookup).is_ok_and(|text| text == word))
+    }
+
     /// A text that is not empty.
     pub fn name(&mut self, node: &Node<'_>, field: &str) -> Option<Box<str>> {
         let text = self.text(node, field)?;

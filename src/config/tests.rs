@@ -115,6 +115,34 @@ fn the_environment() {
     assert_eq!(read(&number, &|_| None).unwrap().rules.default.value.capacity(), 30);
 }
 
+/// A word means the same whether it stands there or comes from the environment.
+#[test]
+fn words_from_the_environment() {
+    let config = good(
+        "threads: '${T:-auto}'\nstore: '${S:-memory}'\ncluster: {gateways: '${G:-auto}'}\n\
+         rules: {rows: [{tenant: '${X:-*}', route: r, capacity: 5, refill_per_second: 1}]}",
+    );
+    assert_eq!((config.threads, config.store.redis, config.gateways), (None, None, None));
+    assert_eq!(config.rules.rows[0].tenant, None);
+    for text in ["threads: '${T}'", "store: '${S}'", "cluster: {gateways: '${G}'}"] {
+        assert_eq!(faults(&format!("{ROUTES}{text}")).len(), 1, "{text}");
+    }
+}
+
+#[test]
+fn two_sockets_cannot_share_a_port() {
+    for (traffic, admin, is_fault) in [
+        ("0.0.0.0:8080", "127.0.0.1:8080", true),
+        ("127.0.0.1:8080", "0.0.0.0:8080", true),
+        ("'[::]:8080'", "127.0.0.1:8080", true),
+        ("127.0.0.2:8080", "127.0.0.1:8080", false),
+        ("0.0.0.0:8080", "127.0.0.1:8081", false),
+    ] {
+        let text = format!("{ROUTES}listeners: [{{address: {traffic}}}]\nadmin: {{address: {admin}}}");
+        assert_eq!(read(&text, &|_| None).is_err(), is_fault, "{traffic} {admin}");
+    }
+}
+
 /// B035, B085: what is written is what counts, whatever the order; a row never widens by a fault.
 #[test]
 fn a_row_that_cannot_be_read_is_a_fault_and_no_wider_row() {

@@ -55,6 +55,7 @@ pub struct Answer {
     retry_after: Option<u64>,
     violated: SmallVec<[RuleId; 1]>,
     challenge: Option<String>,
+    ends_connection: bool,
 }
 
 impl Answer {
@@ -66,6 +67,7 @@ impl Answer {
             retry_after: None,
             violated: SmallVec::new(),
             challenge: None,
+            ends_connection: false,
         }
     }
 
@@ -129,7 +131,13 @@ impl Answer {
             }
             _ => None,
         };
-        Self { challenge, ..Self::new(status, format!("{rejection}.")) }
+        let ends_connection = rejection.is_of_the_head();
+        Self { challenge, ends_connection, ..Self::new(status, format!("{rejection}.")) }
+    }
+
+    /// Whether what comes next on the connection cannot be told from what is refused.
+    pub fn ends_connection(&self) -> bool {
+        self.ends_connection
     }
 
     /// The status code.
@@ -234,16 +242,22 @@ fn is_grpc(request: &RequestHeader) -> bool {
 ///
 /// A small body is read to its end, so that it never becomes the next request of the connection. Of a
 /// large one the rest is read too, but the connection ends: closing at once would reset it, and the
-/// client might never see the answer.
-pub async fn send(session: &mut Session, mut response: ResponseHeader, body: Option<Bytes>) -> Result<()> {
+/// client might never see the answer. If it `ends`, the connection ends in any case.
+pub async fn send(
+    session: &mut Session,
+    mut response: ResponseHeader,
+    body: Option<Bytes>,
+    ends: bool,
+) -> Result<()> {
     let unread = !session.is_body_done();
-    let goes_on = unread && body_is_small(session.req_header());
+    let is_http2 = session.req_header().version >= http::Version::HTTP_2;
+    let goes_on = !ends && unread && body_is_small(session.req_header());
     if goes_on {
         session.set_close_on_response_before_downstream_finish(false);
         session.set_total_drain_timeout(Some(DRAIN_WITHIN));
-    } else if unread {
+    } else if unread || ends {
         session.set_keepalive(None);
-        if session.req_header().version < http::Version::HTTP_2 {
+        if !is_http2 {
             response.insert_header(header::CONNECTION, "close")?;
         }
     }
@@ -255,7 +269,8 @@ pub async fn send(session: &mut Session, mut response: ResponseHeader, body: Opt
         // As a task the end of the stream goes with the head, as gRPC clients expect it.
         None => drop(session.write_response_tasks(vec![HttpTask::Header(Box::new(response), true)]).await?),
     }
-    if unread && !goes_on {
+    // A stream of HTTP/2 that is left unread is reset, and some clients then do not tell the answer.
+    if unread && (!goes_on || is_http2) {
         // Whether it ends, or the time is up: the answer has been sent.
         let _ = tokio::time::timeout(DRAIN_WITHIN, session.as_downstream_mut().drain_request_body()).await;
     }

@@ -43,6 +43,11 @@ pub enum Rejection {
 }
 
 impl Rejection {
+    /// Whether the head itself can be read in two ways, so that nobody knows where the next one begins.
+    pub const fn is_of_the_head(&self) -> bool {
+        matches!(self, Self::Host | Self::Framing | Self::TransferEncoding | Self::BareLineFeed)
+    }
+
     /// The label in metrics.
     pub const fn reason(&self) -> &'static str {
         match self {
@@ -61,7 +66,8 @@ impl Rejection {
     }
 }
 
-/// Refuses what is ambiguous on the wire.
+/// Refuses what is ambiguous on the wire. Blanks and control bytes within the target Pingora has encoded by now; so they
+/// are matched, and so forwarded.
 pub fn check(session: &Session) -> Result<(), Rejection> {
     let request = session.req_header();
     check_framing(&request.headers)?;

@@ -1,9 +1,10 @@
 //! The normal form of a path. A request is matched in this form and forwarded in this form, so no
 //! spelling of a path can pass by the rule that is written for it.
 //!
-//! * percent-encoded letters, digits, `-`, `.`, `_` and `~` are decoded; other escapes get capital digits
+//! * what may stand in a path as it is stands so: percent-encoded letters, digits and `-._~:@!$&'()+,=` are decoded
+//! * what may not is encoded: all beyond ASCII, and `"<>^{|}` with the backtick; escapes have capital digits
 //! * `//` becomes `/`; `.` and `..` segments are resolved, also when they came encoded
-//! * an encoded slash (`%2F`) stays encoded: it is not a separator
+//! * an encoded slash, semicolon or star (`%2F`, `%3B`, `%2A`) stays encoded: it does not divide, or stand for others
 //! * upper and lower case differ; a trailing slash matters; `;x=1` is part of its segment
 //!
 //! A NUL or another control byte, a backslash, a broken escape, a `..` above the root and a dot segment
@@ -39,24 +40,40 @@ pub fn normalise(path: &str) -> Result<Cow<'_, str>, PathError> {
         return if path.is_empty() { Ok(Cow::Borrowed("")) } else { Err(PathError::NotAbsolute) };
     }
     let bytes = path.as_bytes();
-    let ordinary = |byte: u8| !matches!(byte, b'%' | b'\\' | 0..=0x20 | 0x7F);
     let suspicious = |pair: &[u8]| pair[0] == b'/' && matches!(pair[1], b'/' | b'.');
-    if bytes.iter().all(|byte| ordinary(*byte)) && !bytes.windows(2).any(suspicious) {
+    if bytes.iter().all(|byte| stands_for_itself(*byte) || matches!(byte, b'/' | b';' | b'*'))
+        && !bytes.windows(2).any(suspicious)
+    {
         return Ok(Cow::Borrowed(path));
     }
     Ok(Cow::Owned(resolve(&decode(bytes)?)?))
 }
 
-/// Decodes what needs no escape.
+/// What is written as it is and never as an escape.
+const fn stands_for_itself(byte: u8) -> bool {
+    matches!(
+        byte,
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' | b'@' | b'!' | b'$' | b'&' | b'\''
+            | b'(' | b')' | b'+' | b',' | b'='
+    )
+}
+
+fn push_escape(out: &mut Vec<u8>, byte: u8) {
+    const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
+    out.extend([b'%', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+}
+
+/// Decodes what needs no escape, and encodes what does.
 fn decode(bytes: &[u8]) -> Result<Vec<u8>, PathError> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
     while let Some((&byte, tail)) = rest.split_first() {
         if byte != b'%' {
-            if byte <= 0x20 || byte == 0x7F || byte == b'\\' {
-                return Err(PathError::Forbidden);
+            match byte {
+                0..=0x20 | 0x7F | b'\\' => return Err(PathError::Forbidden),
+                0x80.. | b'"' | b'<' | b'>' | b'^' | b'`' | b'{' | b'|' | b'}' => push_escape(&mut out, byte),
+                _ => out.push(byte),
             }
-            out.push(byte);
             rest = tail;
             continue;
         }
@@ -67,11 +84,8 @@ fn decode(bytes: &[u8]) -> Result<Vec<u8>, PathError> {
         let decoded = (high * 16 + low) as u8;
         match decoded {
             0..=0x1F | 0x7F | b'\\' => return Err(PathError::Forbidden),
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(decoded),
-            _ => {
-                const DIGITS: &[u8; 16] = b"0123456789ABCDEF";
-                out.extend([b'%', DIGITS[high as usize], DIGITS[low as usize]]);
-            }
+            _ if stands_for_itself(decoded) => out.push(decoded),
+            _ => push_escape(&mut out, decoded),
         }
         rest = tail;
     }
@@ -138,6 +152,24 @@ mod tests {
                 "/a/b/c/..%2e" => check(path, Ok("/a/b/c/...")),
                 _ => check(path, Ok("/a/b")),
             }
+        }
+    }
+
+    #[test]
+    fn what_may_stand_in_a_path_is_not_escaped_and_all_else_is() {
+        for (path, expect) in [
+            ("/v1/docs%3Aimport", "/v1/docs:import"),
+            ("/%40me", "/@me"),
+            ("/%21%24%26%27%28%29%2B%2C%3D", "/!$&'()+,="),
+            ("/caf\u{e9}", "/caf%C3%A9"),
+            ("/caf%c3%a9", "/caf%C3%A9"),
+            ("/x{y}|z^\"<>`", "/x%7By%7D%7Cz%5E%22%3C%3E%60"),
+            ("/a%3Bb", "/a%3Bb"),
+            ("/a%2ab*", "/a%2Ab*"),
+            ("/a%23%3f%5b", "/a%23%3F%5B"),
+        ] {
+            check(path, Ok(expect));
+            check(expect, Ok(expect));
         }
     }
 

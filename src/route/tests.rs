@@ -65,7 +65,8 @@ fn methods() {
             ("h GET /orders", "read"),
             ("h HEAD /orders", "read"),
             ("h DELETE /orders", "rest"),
-            ("h get /orders", "rest"),
+            ("h get /orders", "read"),
+            ("h Post /orders", "create"),
         ],
     );
     check(&["create - POST /orders"], &[("h GET /orders", "default"), ("h POST /orders", "create")]);

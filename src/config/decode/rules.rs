@@ -206,9 +206,10 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
             "valid_until",
         ],
     );
-    let any = |node: &&Node<'_>| !matches!(&node.kind, Kind::Scalar { text, .. } if text == "*");
-    let tenant = tenant.filter(any).map(|node| r.name(node, "tenant"));
-    let route = route.filter(any).map(|node| Some(placed(node, Arc::from(r.name(node, "route")?))));
+    let tenant = tenant.filter(|node| !r.is_word(node, "*")).map(|node| r.name(node, "tenant"));
+    let route = route
+        .filter(|node| !r.is_word(node, "*"))
+        .map(|node| Some(placed(node, Arc::from(r.name(node, "route")?))));
     let limit = limit_of(item, capacity, rate, field, r);
     let plan_place = plan.map(|node| node.place);
     let plan = plan.map(|node| r.name(node, "plan"));

@@ -23,8 +23,8 @@ pub(super) fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Store {
     };
     let mut store = Store { redis: None, max_keys: MAX_KEYS as usize, key_prefix: "rl".into(), breaker };
     let Some(node) = node else { return store };
-    if let Kind::Scalar { text, .. } = &node.kind {
-        if text != "memory" {
+    if matches!(node.kind, Kind::Scalar { .. }) {
+        if !r.is_word(node, "memory") {
             let message = format!("expected `memory`, or a mapping with `redis:`; got {}", node.describe());
             r.fault(node.place, "store", message);
         }
@@ -101,7 +101,7 @@ pub(super) fn gateways_of(node: &Node<'_>, r: &mut Reading<'_>, warnings: &mut V
         no_effect_yet(warnings, node, "cluster.region");
     }
     let node = gateways?;
-    if matches!(&node.kind, Kind::Scalar { text, .. } if text == "auto") {
+    if r.is_word(node, "auto") {
         return None;
     }
     let number = r.whole(node, "cluster.gateways")?;
