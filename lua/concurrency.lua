@@ -9,6 +9,12 @@ local function counts_still(key, permit)
   return until_then and until_then + 0 > now
 end
 
+-- Takes out what counts no more; the fault, if there is one.
+local function forget_the_dead(key)
+  local removed = pcall('ZREMRANGEBYSCORE', key, '-inf', now_text)
+  return type(removed) == 'table' and removed.err and removed or nil
+end
+
 ALGORITHMS.concurrency = {
   look = function(key)
     local held = pcall('ZCOUNT', key, format('(%.0f', now), '+inf')
@@ -26,21 +32,18 @@ ALGORITHMS.concurrency = {
   end,
 
   add = function(key, state, amount, question)
-    local fault
+    local counts = counts_still(key, question.b_text)
     if amount < 0 then
-      local counts = counts_still(key, question.b_text)
-      fault = pcall('ZREM', key, question.b_text)
-      if counts then state.count = state.count - 1 end
-    else
-      fault = pcall('ZREMRANGEBYSCORE', key, '-inf', now_text)
-      if type(fault) == 'table' and fault.err then return fault end
-      if not counts_still(key, question.b_text) then state.count = state.count + 1 end
-      fault = pcall('ZADD', key, format('%.0f', now + question.a), question.b_text)
+      if not counts then return nil end
+      state.count = state.count - 1
+      return forget_the_dead(key) or pcall('ZREM', key, question.b_text)
     end
-    return fault
+    if not counts then state.count = state.count + 1 end
+    return forget_the_dead(key) or pcall('ZADD', key, format('%.0f', now + question.a), question.b_text)
   end,
 
   renew = function(key, _, question)
-    return counts_still(key, question.b_text) and pcall('ZADD', key, 'XX', format('%.0f', now + question.a), question.b_text)
+    return counts_still(key, question.b_text)
+      and (forget_the_dead(key) or pcall('ZADD', key, 'XX', format('%.0f', now + question.a), question.b_text))
   end,
 }

@@ -20,6 +20,11 @@ local function numbers(key, ...)
   return found
 end
 
+local function dated_back(key, since)
+  pcall('HSET', key, 'since', format('%.0f', since))
+  return since
+end
+
 -- What is told of a period in which `count` was counted and that ends at `ending`: code, retry.
 local function judge_until(state, question)
   state.left = state.count < question.limit and question.limit - state.count or 0
@@ -29,11 +34,13 @@ local function judge_until(state, question)
   return 1, 0
 end
 
--- What is held of the period from `start` on. A clock that steps back stays in the later one.
-local function counted_since(key, start)
+-- What is held of the period from `start` to `ending`. A clock that steps back stays in the later one; but what a
+-- clock wrote that was far ahead is dated back, or it would count until it is that late again.
+local function counted_since(key, start, ending)
   local held, reason = numbers(key, 'count', 'since')
   if not held then return nil, reason end
   local count, since = held[1], held[2]
+  if since > ending and since > now then since = dated_back(key, start) end
   if since >= start then return { count = count, since = since } end
   return { count = 0, since = start }
 end
@@ -45,7 +52,8 @@ end
 
 ALGORITHMS.fixed_window = {
   look = function(key, question)
-    local state, reason = counted_since(key, now - now % question.a)
+    local start = now - now % question.a
+    local state, reason = counted_since(key, start, start + question.a)
     if state then state.ending = state.since + question.a end
     return state, reason
   end,

@@ -12,7 +12,7 @@ ALGORITHMS.quota = {
     elseif now >= ending then
       begin, ending = question.c, question.ttl + 0
     end
-    local state, reason = counted_since(key, begin)
+    local state, reason = counted_since(key, begin, ending)
     if state then
       state.ending = ending
       -- What was taken in a period that is over is not given back into the next one.

@@ -3,11 +3,27 @@
 -- A sorted set, one member for each unit of cost, by its time in microseconds: two of one moment are two members.
 -- question: limit, a = length of the window, b = the most members that are kept
 
+-- One entry at `now`; `number` tells it from others of that moment, which count from 1 without a gap.
+local function add_entry(key, number)
+  return pcall('ZADD', key, now_text, format('%s-%05d', now_text, number))
+end
+
+-- What a clock wrote that was far ahead would count until it is that late again.
+local function dated_back_to_now(key)
+  local same = call('ZCOUNT', key, now_text, now_text)
+  for i, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. now_text, '+inf')) do
+    pcall('ZREM', key, member)
+    add_entry(key, same + i)
+  end
+end
+
 ALGORITHMS.sliding_log = {
   look = function(key, question)
     local after = format('(%.0f', now - question.a)
     local used = pcall('ZCOUNT', key, after, '+inf')
     if type(used) == 'table' then return nil, used.err end
+    local last = call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]
+    if last and last - now > question.a then dated_back_to_now(key) end
     return { count = used, after = after }
   end,
 
@@ -35,7 +51,7 @@ ALGORITHMS.sliding_log = {
       local same = call('ZCOUNT', key, now_text, now_text)
       amount = math.min(amount, math.max(0, question.b - state.count))
       for i = 1, amount do
-        fault = pcall('ZADD', key, now_text, format('%s-%05d', now_text, same + i))
+        fault = add_entry(key, same + i)
         if type(fault) == 'table' and fault.err then return fault end
       end
       state.count = state.count + amount

@@ -10,6 +10,7 @@ ALGORITHMS.sliding_window = {
     if not held then return nil, reason end
     local count, previous, since = held[1], held[2], held[3]
     local start = now - now % question.a
+    if since > start + question.a then since = dated_back(key, start) end
     if since >= start then return { count = count, previous = previous, since = since } end
     if since >= start - question.a then return { count = 0, previous = count, since = start } end
     return { count = 0, previous = 0, since = start }

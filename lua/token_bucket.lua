@@ -55,17 +55,18 @@ local function refilled(key, question)
   if units < question.least then units = question.least end
   at = floor(at)
   local elapsed = now - at
+  -- A clock that was far ahead once must not freeze the bucket until it is that late again: from one fill time
+  -- on, the wait begins anew.
+  if elapsed < 0 and -elapsed > time_to_earn(capacity, n, d) then
+    at, elapsed = now, 0
+    pcall('HSET', key, 'ts', now_text)
+  end
   if units > capacity then
     if question.debit and units > EXACT then return UNCOUNTABLE, at end
     if question.debit then return units, elapsed > 0 and now or at end
     units = capacity
   end
-  if elapsed <= 0 then
-    -- A clock that steps back mints nothing. One that was far ahead once must not freeze the bucket
-    -- until it is that late again: from one fill time on, the wait begins anew.
-    if -elapsed > time_to_earn(capacity, n, d) then at = now end
-    return units, at
-  end
+  if elapsed <= 0 then return units, at end -- a clock that steps back mints nothing
   if d == 1 then
     units = units + elapsed * n
     if units >= capacity then return capacity, now end

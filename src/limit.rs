@@ -192,6 +192,26 @@ impl Limit {
         }
     }
 
+    /// What is held, if a clock has written it that was ahead of `now` by more than a period of the limit (a fill
+    /// time, a window): dated back, for else it would stand until it is that late again. `None` where it may stay as
+    /// it is. Permits stay, for they are renewed under the rule of their request, which may have held them longer.
+    pub fn dated_back(&self, held: &State, now: Timestamp) -> Option<State> {
+        match (self, held) {
+            (Self::TokenBucket(limit), State::Bucket(held)) => {
+                limit.dated_back(*held, now).map(State::Bucket)
+            }
+            (Self::FixedWindow(limit), State::Counted(held)) => {
+                limit.dated_back(held, now).map(State::Counted)
+            }
+            (Self::SlidingWindow(limit), State::Counted(held)) => {
+                limit.dated_back(held, now).map(State::Counted)
+            }
+            (Self::Quota(limit), State::Counted(held)) => limit.dated_back(held, now).map(State::Counted),
+            (Self::SlidingLog(limit), State::Log(held)) => limit.dated_back(held, now).map(State::Log),
+            _ => None,
+        }
+    }
+
     /// What counts at `now` of what is held; a debit sees also what is beyond the limit.
     pub fn look(&self, held: Option<&State>, debits: bool, now: Timestamp) -> State {
         match (self, held) {

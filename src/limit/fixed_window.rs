@@ -22,8 +22,17 @@ pub struct FixedWindow {
 impl FixedWindow {
     /// What counts at `now`.
     pub fn counted(&self, held: Option<&Counted>, now: Timestamp) -> Counted {
-        let start = now.as_micros() - now.as_micros() % self.window;
-        counted_since(held, start)
+        counted_since(held, self.start(now))
+    }
+
+    /// What was counted in a window that is more than one ahead, dated back to the present one.
+    pub fn dated_back(&self, counted: &Counted, now: Timestamp) -> Option<Counted> {
+        let start = self.start(now);
+        dated_back_to(start, start.saturating_add(self.window), counted, now)
+    }
+
+    const fn start(&self, now: Timestamp) -> u64 {
+        now.as_micros() - now.as_micros() % self.window
     }
 
     /// What the limit says to `cost`.
@@ -39,6 +48,13 @@ pub(super) fn counted_since(held: Option<&Counted>, start: u64) -> Counted {
         Some(held) if held.since >= start => *held,
         _ => Counted { count: 0, previous: 0, since: start },
     }
+}
+
+/// What a clock has counted that was more than a period ahead, as if in the present one, which is from `start` to
+/// `end`: else it would count until it is that late again.
+pub(super) fn dated_back_to(start: u64, end: u64, counted: &Counted, now: Timestamp) -> Option<Counted> {
+    let is_ahead = counted.since > end && counted.since > now.as_micros();
+    is_ahead.then_some(Counted { since: start, ..*counted })
 }
 
 /// What a limit says to `cost` in a period that ends at `end`.

@@ -7,7 +7,7 @@
 use jiff::civil::{Date, Weekday};
 use jiff::tz::TimeZone;
 
-use super::fixed_window::{counted_since, judge_until};
+use super::fixed_window::{counted_since, dated_back_to, judge_until};
 use super::{Counted, Verdict};
 use crate::clock::Timestamp;
 
@@ -155,6 +155,12 @@ impl Quota {
     /// What counts at `now`.
     pub fn counted(&self, held: Option<&Counted>, now: Timestamp) -> Counted {
         counted_since(held, self.period_of(now).0)
+    }
+
+    /// What was counted in a period that is more than one ahead, dated back to the present one.
+    pub fn dated_back(&self, counted: &Counted, now: Timestamp) -> Option<Counted> {
+        let (start, end) = self.period_of(now);
+        dated_back_to(start, end, counted, now)
     }
 
     /// What the limit says to `cost`.

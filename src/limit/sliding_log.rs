@@ -27,6 +27,13 @@ impl SlidingLog {
         held.iter().copied().filter(|at| *at > gone).collect()
     }
 
+    /// A log that a clock has written to which was ahead by more than a window: what is to come, dated back to `now`.
+    pub fn dated_back(&self, log: &Log, now: Timestamp) -> Option<Log> {
+        let now = now.as_micros();
+        let is_ahead = log.last().is_some_and(|last| last.saturating_sub(now) > self.window);
+        is_ahead.then(|| log.iter().map(|at| *at.min(&now)).collect())
+    }
+
     /// What the limit says to `cost`.
     pub fn judge(&self, log: &Log, cost: u64, now: Timestamp) -> Verdict {
         let used = log.len() as u64;

@@ -4,6 +4,7 @@
 //! is exact for even traffic, and at most one limit off for traffic that is not. Whole numbers: counts times
 //! milliseconds, below 2^53.
 
+use super::fixed_window::dated_back_to;
 use super::{Counted, MAX_EXACT, Outcome, Verdict, remaining, to_ms};
 use crate::clock::Timestamp;
 
@@ -24,7 +25,7 @@ impl SlidingWindow {
 
     /// What counts at `now`.
     pub fn counted(&self, held: Option<&Counted>, now: Timestamp) -> Counted {
-        let start = now.as_micros() - now.as_micros() % self.window;
+        let start = self.start(now);
         match held {
             Some(held) if held.since >= start => *held,
             Some(held) if held.since >= start.saturating_sub(self.window) => {
@@ -32,6 +33,16 @@ impl SlidingWindow {
             }
             _ => Counted { count: 0, previous: 0, since: start },
         }
+    }
+
+    /// What was counted in a window that is more than one ahead, dated back to the present one.
+    pub fn dated_back(&self, counted: &Counted, now: Timestamp) -> Option<Counted> {
+        let start = self.start(now);
+        dated_back_to(start, start.saturating_add(self.window), counted, now)
+    }
+
+    const fn start(&self, now: Timestamp) -> u64 {
+        now.as_micros() - now.as_micros() % self.window
     }
 
     /// What the limit says to `cost`.

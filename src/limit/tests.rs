@@ -16,6 +16,7 @@ struct Asked {
 impl Asked {
     fn ask(&mut self, cost: u64, now: Timestamp) -> Verdict {
         let limit = self.limit.on(now);
+        self.held = self.held.take().map(|held| limit.dated_back(&held, now).unwrap_or(held));
         let mut state = limit.look(self.held.as_ref(), false, now);
         let verdict = limit.judge(&state, cost, now);
         if verdict.is_allowed() {
@@ -83,6 +84,34 @@ fn the_wait_is_true_and_no_longer_than_it_must_be() {
             assert!(wait < 2_000 || !judged(now + wait - 2_000).is_allowed(), "{limit:?}: {verdict:?}");
         }
         assert!(refusals > 500, "{limit:?}: {refusals}");
+    }
+}
+
+/// What was counted while the clock was far ahead counts for a period from now on, not until it is that late again.
+#[test]
+fn a_clock_that_was_ahead_freezes_nothing() {
+    for limit in windows() {
+        let mut asked = Asked { limit, held: None };
+        let (now, ahead) = (500_000, 400 * 86_400_000_000);
+        assert!(asked.ask(3, at(now + ahead)).is_allowed());
+        let refused = asked.ask(1, at(now));
+        assert_eq!(refused.outcome, Outcome::Refused, "{limit:?}: nothing is given for free");
+        let period_ms = limit.on(at(now)).window_seconds() * 1_000;
+        assert!(refused.retry_after_ms <= period_ms, "{limit:?}: {refused:?}");
+        assert!(asked.ask(1, at(now + refused.retry_after_ms * 1_000)).is_allowed(), "{limit:?}");
+    }
+}
+
+/// A clock that was ahead by less than a period: what it counted counts in its own period.
+#[test]
+fn a_clock_that_steps_back_a_little_mints_nothing() {
+    for limit in windows() {
+        let mut asked = Asked { limit, held: None };
+        let period = limit.on(at(0)).window_seconds() * 1_000_000;
+        assert!(asked.ask(3, at(period)).is_allowed());
+        let refused = asked.ask(1, at(period / 10));
+        assert_eq!(refused.outcome, Outcome::Refused, "{limit:?}");
+        assert!(refused.retry_after_ms <= 2 * period / 1_000, "{limit:?}: {refused:?}");
     }
 }
 

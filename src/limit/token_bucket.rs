@@ -156,6 +156,13 @@ impl TokenBucket {
         [self.capacity * self.scale, self.n, self.d, self.scale]
     }
 
+    /// A bucket that a clock has written which was ahead by more than one fill time, dated back to `now`; `None`
+    /// for any other.
+    pub fn dated_back(&self, bucket: Bucket, now: Timestamp) -> Option<Bucket> {
+        let is_ahead = bucket.at.micros_since(now) > self.fill_micros();
+        is_ahead.then_some(Bucket { at: now, ..bucket })
+    }
+
     /// What the bucket is at `now`: refilled up to then. `None` is a bucket nobody has taken from.
     pub fn refilled(&self, bucket: Option<Bucket>, now: Timestamp) -> Bucket {
         self.refilled_from(self.lowest(), bucket, now)
@@ -167,11 +174,8 @@ impl TokenBucket {
         let units = bucket.units_at_scale(self.scale).clamp(least, full);
         let elapsed = now.micros_since(bucket.at);
         if elapsed == 0 {
-            // A clock that steps back mints nothing. One that was far ahead once must not freeze the
-            // bucket until it is that late again: from one fill time on, the wait begins anew.
-            let frozen = bucket.at.micros_since(now) > self.fill_micros();
-            let at = if frozen { now } else { bucket.at };
-            return Bucket { units, scale: self.scale, at };
+            // A clock that steps back mints nothing.
+            return Bucket { units, scale: self.scale, at: bucket.at };
         }
         let part = (elapsed % self.d) * self.n;
         let earned = (elapsed / self.d).saturating_mul(self.n).saturating_add(part / self.d);

@@ -76,7 +76,7 @@ impl MemoryStore {
         let mut verdicts = Verdicts::new();
         let mut states: SmallVec<[State; 2]> = SmallVec::new();
         for (check, home) in checks.iter().zip(&homes) {
-            let held = shards.of(*home).recall(&check.key, now);
+            let held = shards.of(*home).recall(check, now);
             let state = check.limit.look(held, check.demand == Demand::Debit, now);
             let asked = match check.demand {
                 Demand::Take | Demand::Shadow | Demand::Peek | Demand::Watch => check.cost,
@@ -92,7 +92,7 @@ impl MemoryStore {
             let shard = shards.of(*home);
             // Permits of one call may be of one key: each finds what the one before has left.
             if checks[..position].iter().any(|earlier| earlier.key == check.key) {
-                let held = shard.recall(&check.key, now);
+                let held = shard.recall(check, now);
                 state = check.limit.look(held, check.demand == Demand::Debit, now);
             }
             let (changed, told) = spend(check, &mut state, *verdict, admitted, now);
@@ -176,14 +176,19 @@ impl Locked<'_> {
 }
 
 impl Shard {
-    /// What is remembered; an expired bucket is forgotten on sight, as on Redis.
-    fn recall(&mut self, key: &Key, now: Timestamp) -> Option<&State> {
-        let (index, _, entry) = self.buckets.get_full(key)?;
-        if now < entry.expires_at {
-            return self.buckets.get_index(index).map(|(_, entry)| &entry.state);
+    /// What is remembered; what has expired is forgotten on sight, as on Redis, and what a clock wrote that was far
+    /// ahead is dated back.
+    fn recall(&mut self, check: &Check, now: Timestamp) -> Option<&State> {
+        let (index, _, entry) = self.buckets.get_full(&check.key)?;
+        if now >= entry.expires_at {
+            self.buckets.swap_remove_index(index);
+            return None;
         }
-        self.buckets.swap_remove_index(index);
-        None
+        let (_, entry) = self.buckets.get_index_mut(index)?;
+        if let Some(state) = check.limit.dated_back(&entry.state, now) {
+            entry.state = state;
+        }
+        Some(&entry.state)
     }
 
     /// Writes a bucket; tells whether another one had to be forgotten for it too early.
