@@ -81,7 +81,7 @@ pub fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Serve { config } => serve::run(&config),
         Command::Demo(demo) => demo.run(),
-        Command::Check { config } => check::run(&config),
+        Command::Check { config } => Ok(check::run(&config)),
         Command::Migrate { config } => migrate::run(&config),
         Command::Rules(rules) => rules.run(),
         Command::Keys(keys) => keys.run(),

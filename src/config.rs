@@ -62,6 +62,8 @@ pub struct Config {
     pub headers: Headers,
     /// What is logged.
     pub log: Log,
+    /// Ids of routes and names of rules that have faults themselves: who refers to one of them is not wrong.
+    pub unread: Vec<Box<str>>,
     /// What was read but does nothing, or is unwise; told by `check` and at the start.
     pub warnings: Vec<Fault>,
 }
@@ -71,8 +73,9 @@ pub struct Config {
 pub struct Listener {
     /// The address to bind.
     pub address: Placed<SocketAddr>,
-    /// Certificate and key files, if TLS is spoken here.
-    pub tls: Option<Certificate>,
+    /// Certificates and their keys, if TLS is spoken here; the first one is for clients that ask for no name, or for
+    /// one that none is for.
+    pub tls: Vec<Placed<Certificate>>,
     /// Whether each connection begins with a PROXY protocol header.
     pub proxy_protocol: bool,
 }
@@ -281,10 +284,12 @@ pub struct Upstream {
 /// Host, path and methods to an upstream and its rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
+    /// Its position in the list as it is written.
+    pub position: usize,
     /// Its id.
     pub id: Placed<Box<str>>,
     /// Only for this host, if given; `*.example.com` for every host below.
-    pub host: Option<Box<str>>,
+    pub host: Option<Placed<Box<str>>>,
     /// The path pattern.
     pub path: Placed<Box<str>>,
     /// Only for these methods, if any.

@@ -6,6 +6,7 @@
 
 mod access_log;
 pub mod answer;
+pub mod certificates;
 pub mod cost;
 pub mod facts;
 pub mod gate;

@@ -15,6 +15,7 @@ use crate::config::{Config, Rules, env};
 use crate::logging::LogLevel;
 use crate::metrics::Metrics;
 use crate::proxy::Live;
+use crate::proxy::certificates::Certificates;
 use crate::proxy::upstream::ResolveError;
 use crate::source::{self, ReadError};
 use crate::store::redis::RedisStore;
@@ -23,6 +24,8 @@ use crate::store::redis::RedisStore;
 pub struct Reloader {
     /// The store, where it can be told otherwise who the gateway is.
     redis: Option<Arc<RedisStore>>,
+    /// The certificates of the listeners.
+    certificates: Arc<Certificates>,
     path: Option<PathBuf>,
     live: Arc<ArcSwap<Live>>,
     /// What the process started with: what cannot change without a restart is compared with this.
@@ -83,11 +86,13 @@ impl Reloader {
         live: Arc<ArcSwap<Live>>,
         started_with: Config,
         redis: Option<Arc<RedisStore>>,
+        certificates: Arc<Certificates>,
         log_level: LogLevel,
         metrics: Metrics,
     ) -> Self {
         Self {
             redis,
+            certificates,
             path: path.map(Into::into),
             live,
             database: database::State::new(started_with.rules.database.clone()),
@@ -167,8 +172,10 @@ impl Reloader {
         let path = self.path.as_ref().ok_or(ReloadError::NoFile)?;
         let text = source::file::read(path)?;
         let revision = self.live.load().snapshot.revision + 1;
-        let (config, snapshot) = source::load_again(&text, &env::process, book, revision, &self.started_with)
-            .map_err(|faults| ReloadError::Faults { path: path.clone(), faults })?;
+        let faulty = |faults| ReloadError::Faults { path: path.clone(), faults };
+        let (config, snapshot) =
+            source::load_again(&text, &env::process, book, revision, &self.started_with).map_err(faulty)?;
+        let certificates = Certificates::load(&config.listeners).map_err(faulty)?;
         let live = Live::new(&config, snapshot, &self.metrics)
             .map_err(|error| ReloadError::Resolve { path: path.clone(), error })?;
         let needs_restart = needs_restart(&self.started_with, &config);
@@ -177,10 +184,9 @@ impl Reloader {
         if let (Some(store), Some(redis)) = (&self.redis, &config.store.redis)
             && place(&self.started_with) == place(&config)
         {
-            store
-                .change_access(redis)
-                .map_err(|error| ReloadError::Faults { path: path.clone(), faults: vec![error.into()] })?;
+            store.change_access(redis).map_err(|error| faulty(vec![error.into()]))?;
         }
+        self.certificates.become_like(&certificates);
         self.log_level.set(config.log.level);
         self.serve(live, None);
         Ok(Applied { revision, needs_restart })
@@ -193,7 +199,7 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
         config
             .listeners
             .iter()
-            .map(|listener| (listener.address.value, listener.tls.clone(), listener.proxy_protocol))
+            .map(|listener| (listener.address.value, listener.tls.is_empty(), listener.proxy_protocol))
             .collect()
     };
     // Who the gateway is there may change, where it is may not.
@@ -207,8 +213,6 @@ fn needs_restart(running: &Config, new: &Config) -> Vec<&'static str> {
     compare(running.threads != new.threads, "threads");
     compare(running.drain != new.drain, "drain");
     compare(addresses(running) != addresses(new), "listeners");
-    // Certificates are read at the start; whether the files have changed is not looked at.
-    compare(new.listeners.iter().any(|listener| listener.tls.is_some()), "listeners.tls");
     compare(
         running.admin.address.value != new.admin.address.value || running.admin.token != new.admin.token,
         "admin",

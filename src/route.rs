@@ -98,7 +98,7 @@ impl RouteTable {
         }];
         let mut groups: HashMap<Option<&str>, Vec<(RouteId, usize)>> = HashMap::new();
         for (index, route) in written.iter().enumerate() {
-            let field = |name: &str| format!("routes[{index}].{name}");
+            let field = |name: &str| format!("routes[{}].{name}", route.position);
             if let Some(first) = written[..index].iter().find(|other| other.id.value == route.id.value) {
                 let message =
                     format!("`{}` is already the id of the route at {}", route.id.value, first.id.place);
@@ -114,14 +114,15 @@ impl RouteTable {
                 break;
             };
             if let Some(host) = &route.host
-                && !is_host_pattern(host)
+                && !is_host_pattern(&host.value)
             {
                 let message = format!(
-                    "expected a host such as api.example.com or *.example.com, without a port, got `{host}`"
+                    "expected a host such as api.example.com or *.example.com, without a port, got `{}`",
+                    host.value
                 );
-                faults.push(Fault::new(route.path.place, field("match.host"), message));
+                faults.push(Fault::new(host.place, field("match.host"), message));
             }
-            groups.entry(route.host.as_deref()).or_default().push((id, index));
+            groups.entry(route.host.as_ref().map(|host| &*host.value)).or_default().push((id, index));
             routes.push(Route {
                 id: route.id.value.clone(),
                 part: Part::known(route.id.value.as_bytes(), hasher),
@@ -234,12 +235,12 @@ impl Paths {
         let mut paths = Self::default();
         let mut owners: HashMap<String, usize> = HashMap::new();
         for (id, index) in routes {
-            let path = &written[index].path;
+            let config::Route { path, position, .. } = &written[index];
             let Err(message) = paths.insert(&path.value, id, index, written, &mut owners) else { continue };
             // The same route stands in the paths of several methods, and is wrong in each.
             if !reported.contains(&index) {
                 reported.push(index);
-                faults.push(Fault::new(path.place, format!("routes[{index}].match.path"), message));
+                faults.push(Fault::new(path.place, format!("routes[{position}].match.path"), message));
             }
         }
         paths.sort();
@@ -308,18 +309,23 @@ fn router_pattern(written: &str) -> Result<String, String> {
     if literal.contains('*') {
         return Err("`*` may only stand alone as the last segment, as in /items/*".into());
     }
-    let plain = literal.replace(['{', '}'], "");
-    match path::normalise(&plain) {
-        Ok(normal) if *normal == *plain || plain.is_empty() => {}
-        Ok(normal) => {
-            return Err(format!("can never match: requests are matched in normal form, here `{normal}`"));
-        }
-        Err(error) => return Err(error.to_string()),
-    }
+    expect_normal(&literal.replace(['{', '}'], ""))?;
     Ok(match written.strip_suffix('*') {
         Some(prefix) => format!("{prefix}{{*rest}}"),
         None => written.to_owned(),
     })
+}
+
+/// Whether requests can have this path, or what is wrong with it.
+pub fn expect_normal(written: &str) -> Result<(), String> {
+    if let Some(end) = written.find(['?', '#']) {
+        return Err(format!("can never match: a path ends before `{}`", &written[end..=end]));
+    }
+    match path::normalise(written) {
+        Ok(normal) if *normal == *written => Ok(()),
+        Ok(normal) => Err(format!("can never match: requests are matched in normal form, here `{normal}`")),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 #[cfg(test)]

@@ -30,8 +30,8 @@ use self::traffic::Traffic;
 use crate::admin::Admin;
 use crate::breaker::Breakers;
 use crate::clock::{Clock, SystemClock};
-use crate::config::fault::Placed;
-use crate::config::{self, Config, Listener};
+use crate::config::fault::{Fault, Placed};
+use crate::config::{self, Config};
 use crate::denials::Denials;
 use crate::fallback::Fallback;
 use crate::gateways::Gateways;
@@ -42,6 +42,7 @@ use crate::limit::Limit;
 use crate::limiter::{Limiter, Remote};
 use crate::logging::LogLevel;
 use crate::metrics::Metrics;
+use crate::proxy::certificates::{Certificates, Chains};
 use crate::proxy::proxy_protocol::{Connections, ProxiedListener, ProxyProtocol};
 use crate::proxy::upstream::ResolveError;
 use crate::proxy::{Gateway, Live};
@@ -68,14 +69,12 @@ pub enum StartError {
         /// What the system says.
         reason: std::io::Error,
     },
-    /// A certificate cannot be used.
-    #[error("{}: cannot use the certificate of {}: {reason}", address.place, address.value)]
-    Certificate {
-        /// The listener and where it was written.
-        address: Placed<SocketAddr>,
-        /// What is wrong with it.
-        reason: String,
-    },
+    /// Certificates cannot be used.
+    #[error("there are certificates that cannot be used")]
+    Certificates(Vec<Fault>),
+    /// TLS cannot be spoken.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// A server cannot be resolved.
     #[error(transparent)]
     Resolve(#[from] ResolveError),
@@ -127,6 +126,7 @@ where
         tracing::warn!(place = %warning.place, field = warning.field, "{}", warning.message);
     }
     pingora::tls::install_default_crypto_provider();
+    let certificates = Arc::new(Certificates::load(&config.listeners).map_err(StartError::Certificates)?);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
     let metrics = Metrics::new()?;
     let memory = Arc::new(MemoryStore::new(config.store.max_keys, Arc::clone(&clock)));
@@ -149,8 +149,16 @@ where
     let limiter = Limiter::new(Arc::clone(&store), hot_keys, remote, Arc::clone(&clock), metrics.clone());
     let limiter = Arc::new(limiter);
     let live = Arc::new(ArcSwap::from_pointee(Live::new(&config, snapshot, &metrics)?));
-    let reloader =
-        Arc::new(Reloader::new(path, Arc::clone(&live), config.clone(), redis, log_level, metrics.clone()));
+    let reloader = Reloader::new(
+        path,
+        Arc::clone(&live),
+        config.clone(),
+        redis,
+        Arc::clone(&certificates),
+        log_level,
+        metrics.clone(),
+    );
+    let reloader = Arc::new(reloader);
     let rules = config.rules.database.as_ref().map(|database| first_rules(database, &reloader, &clock));
     let rules = rules.transpose()?;
     let (started, draining) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
@@ -169,7 +177,8 @@ where
     let sockets = bind(config.listeners.iter().map(|listener| listener.address))?;
     let admin_socket = bind([config.admin.address])?;
     for listener in &config.listeners {
-        listen(&mut traffic, listener)?;
+        let address = listener.address.value;
+        listen(&mut traffic, address, certificates.of(address))?;
     }
     let traffic = Traffic {
         proxy: traffic,
@@ -296,24 +305,25 @@ fn server_conf(config: &Config) -> ServerConf {
 fn proxied(config: &Config) -> Vec<ProxiedListener> {
     let listeners = config.listeners.iter().filter(|listener| listener.proxy_protocol);
     listeners
-        .map(|listener| ProxiedListener { address: listener.address.value, is_tls: listener.tls.is_some() })
+        .map(|listener| ProxiedListener { address: listener.address.value, is_tls: !listener.tls.is_empty() })
         .collect()
 }
 
-fn listen<A>(service: &mut Service<A>, listener: &Listener) -> Result<(), StartError> {
-    let address = &listener.address;
-    let Some(certificate) = &listener.tls else {
-        service.add_tcp(&address.value.to_string());
+fn listen<A>(
+    service: &mut Service<A>,
+    address: SocketAddr,
+    chains: Option<Arc<Chains>>,
+) -> Result<(), StartError> {
+    let Some(chains) = chains else {
+        service.add_tcp(&address.to_string());
         return Ok(());
     };
-    let fail = |reason: String| StartError::Certificate { address: *address, reason };
-    for file in [&certificate.cert, &certificate.key] {
-        std::fs::File::open(file).map_err(|error| fail(format!("{}: {error}", file.display())))?;
-    }
-    let (cert, key) = (certificate.cert.to_string_lossy(), certificate.key.to_string_lossy());
-    let mut settings = TlsSettings::intermediate(&cert, &key).map_err(|error| fail(error.to_string()))?;
+    // There are no files that it would look for: the chains stand in their place.
+    let mut settings =
+        TlsSettings::intermediate("", "").map_err(|error| StartError::Tls(error.to_string()))?;
+    settings.set_cert_resolver(chains);
     settings.enable_h2();
-    service.add_tls_with_settings(&address.value.to_string(), None, settings);
+    service.add_tls_with_settings(&address.to_string(), None, settings);
     Ok(())
 }
 

@@ -19,7 +19,7 @@ use self::rules::{Entry, Origin, Rules, Tenant};
 use crate::book::{Book, BookRow, Change, Holder, RowId};
 use crate::clock::Timestamp;
 use crate::config::fault::Fault;
-use crate::config::{ClientAddress, Config, Exempt, Keys, Mode, OnStoreFailure};
+use crate::config::{ClientAddress, Config, Exempt, Keys, Mode, OnStoreFailure, Terms};
 use crate::identity::client_address::contains;
 use crate::identity::{Claim, Identity, IdentityError};
 use crate::key::{Hasher, Key, Part, fnv1a};
@@ -93,6 +93,7 @@ impl Snapshot {
         );
         let from_file = from_file::rules(config, &routes, &hasher, &mut faults);
         let named = named::rules(config, &mut faults);
+        from_file::exempt_paths(config, &mut faults);
         if !faults.is_empty() {
             faults.sort();
             return Err(faults);
@@ -184,18 +185,23 @@ impl Snapshot {
     }
 
     /// A row as it can be served.
-    fn served(&self, row: &BookRow) -> Result<(Option<RouteId>, Arc<crate::config::Terms>), Arc<str>> {
+    fn served(&self, row: &BookRow) -> Result<(Option<RouteId>, Arc<Terms>), Arc<str>> {
         let terms = row.terms.clone()?;
-        let Some(name) = &row.route else { return Ok((None, terms)) };
-        let Some(id) = self.routes.id_of(name) else {
-            return Err(format!("there is no route with the id `{name}`").into());
-        };
+        Ok((self.route_of_row(row.route.as_deref(), &terms)?, terms))
+    }
+
+    /// The route of a row that has these terms on the route with this id; any route if `None`.
+    ///
+    /// # Errors
+    /// Why no row could be served there.
+    pub fn route_of_row(&self, name: Option<&str>, terms: &Terms) -> Result<Option<RouteId>, String> {
+        let Some(name) = name else { return Ok(None) };
+        let id = self.routes.id_of(name).ok_or_else(|| format!("there is no route with the id `{name}`"))?;
         let (cost, capacity) = (self.routes.get(id).cost, terms.largest_cost());
         if cost > capacity {
-            let message = format!("the capacity {capacity} is below the cost {cost} of the route `{name}`");
-            return Err(message.into());
+            return Err(format!("the capacity {capacity} is below the cost {cost} of the route `{name}`"));
         }
-        Ok((Some(id), terms))
+        Ok(Some(id))
     }
 
     /// Whose a request with these headers is.
@@ -272,7 +278,8 @@ impl Snapshot {
                 && headers.contains_key(http::header::ORIGIN)
                 && headers.contains_key(http::header::ACCESS_CONTROL_REQUEST_METHOD)
         };
-        self.exempt.preflight && is_preflight() || self.exempt.paths.iter().any(|exempt| **exempt == *path)
+        self.exempt.preflight && is_preflight()
+            || self.exempt.paths.iter().any(|exempt| *exempt.value == *path)
     }
 
     /// Whether the requests of a tenant, or from an address, are exempt from all rules.

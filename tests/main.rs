@@ -17,6 +17,7 @@
 mod access;
 mod accuracy;
 mod answers;
+mod certificates;
 mod check;
 mod cluster;
 mod contract;

@@ -8,16 +8,24 @@ use anyhow::Context as _;
 use super::EXIT_FAULTS;
 use crate::config::fault::Fault;
 use crate::config::{Config, env};
+use crate::proxy::certificates::Certificates;
 use crate::snapshot::Snapshot;
 use crate::source;
 
-pub(super) fn run(path: &Path) -> anyhow::Result<ExitCode> {
-    let files = if path.is_dir() { yaml_files(path)? } else { vec![path.to_owned()] };
+pub(super) fn run(path: &Path) -> ExitCode {
+    let files = if path.is_dir() { yaml_files(path) } else { Ok(vec![path.to_owned()]) };
+    let files = match files {
+        Ok(files) => files,
+        Err(error) => {
+            eprintln!("{error:#}");
+            return EXIT_FAULTS.into();
+        }
+    };
     let mut all_good = true;
     for file in files {
         all_good &= check(&file);
     }
-    Ok(if all_good { ExitCode::SUCCESS } else { EXIT_FAULTS.into() })
+    if all_good { ExitCode::SUCCESS } else { EXIT_FAULTS.into() }
 }
 
 /// Prints what is to say about one file; tells whether it can be served.
@@ -29,7 +37,11 @@ fn check(path: &Path) -> bool {
             return false;
         }
     };
-    match source::load(&text, &env::process) {
+    let loaded = source::load(&text, &env::process).and_then(|(config, snapshot)| {
+        Certificates::load(&config.listeners)?;
+        Ok((config, snapshot))
+    });
+    match loaded {
         Ok((config, snapshot)) => {
             for warning in &config.warnings {
                 eprintln!(

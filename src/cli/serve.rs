@@ -42,7 +42,11 @@ pub(super) fn run(path: &Path) -> anyhow::Result<ExitCode> {
         "starting"
     );
     match server::run(Setup { config, snapshot, path: Some(path), log_level }) {
-        Err(error @ (StartError::Bind { .. } | StartError::Resolve(_) | StartError::Certificate { .. })) => {
+        Err(StartError::Certificates(faults)) => {
+            check::print_faults(path, &faults);
+            Ok(EXIT_FAULTS.into())
+        }
+        Err(error @ (StartError::Bind { .. } | StartError::Resolve(_))) => {
             eprintln!("{}:{error}", path.display());
             Ok(ExitCode::FAILURE)
         }

@@ -65,7 +65,7 @@ pub(super) fn config(root: &Node<'_>, rows: Vec<Row>, r: &mut Reading<'_>) -> Co
             "log",
         ],
     );
-    let mut warnings = Vec::new();
+    let (mut warnings, mut unread) = (Vec::new(), Vec::new());
     let store = store_of(store, r);
     let (identity_place, identity) = (identity.unwrap_or(root).place, identity_of(root, identity, r));
     if store.redis.is_some() && identity.hash_secret.0.is_empty() {
@@ -83,12 +83,13 @@ pub(super) fn config(root: &Node<'_>, rows: Vec<Row>, r: &mut Reading<'_>) -> Co
         gateways,
         identity,
         upstreams: upstreams.map(|node| upstreams_of(node, r)).unwrap_or_default(),
-        routes: routes_of(root, routes, r),
-        rules: rules_of(root, rules, rows, r),
+        routes: routes_of(root, routes, &mut unread, r),
+        rules: rules_of(root, rules, rows, &mut unread, r),
         cors: cors.map(|node| cors_of(node, r)).unwrap_or_default(),
         headers: headers_of(headers, r),
         log: log_of(log, r),
         hot_keys: hot_keys_of(hot_keys, r),
+        unread,
         warnings,
     }
 }
@@ -135,7 +136,7 @@ fn listeners_of(
 ) -> Vec<Listener> {
     let Some(node) = node else {
         let address = Placed { value: SocketAddr::from((Ipv4Addr::UNSPECIFIED, 8080)), place: root.place };
-        return vec![Listener { address, tls: None, proxy_protocol: false }];
+        return vec![Listener { address, tls: Vec::new(), proxy_protocol: false }];
     };
     let items = r.list(node, "listeners");
     if items.is_empty() && matches!(node.kind, Kind::Sequence(_)) {
@@ -147,7 +148,7 @@ fn listeners_of(
         let [address_node, tls, proxied] = r.fields(item, &field, ["address", "tls", "proxy_protocol"]);
         let address_field = join(&field, "address");
         let address_node = r.required(item, &address_field, address_node);
-        let tls = tls.and_then(|node| certificate_of(node, &join(&field, "tls"), r));
+        let tls = tls.map(|node| certificates_of(node, &join(&field, "tls"), r)).unwrap_or_default();
         let words = [("true", true), ("false", false)];
         let proxied = proxied.and_then(|node| {
             let is_on = r.one_of(node, &join(&field, "proxy_protocol"), &words)?;
@@ -166,25 +167,25 @@ fn listeners_of(
     listeners
 }
 
-fn certificate_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Certificate> {
-    let [certificates] = r.fields(node, field, ["certificates"]);
+fn certificates_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Vec<Placed<Certificate>> {
+    let [list] = r.fields(node, field, ["certificates"]);
     let field = join(field, "certificates");
-    let certificates = r.required(node, &field, certificates)?;
-    let [only] = r.list(certificates, &field) else {
-        r.fault(
-            certificates.place,
-            &field,
-            "expected one certificate (this version serves one per listener)",
-        );
-        return None;
-    };
-    let field = format!("{field}[0]");
-    let [cert, key] = r.fields(only, &field, ["cert", "key"]);
-    let cert = r.required(only, &join(&field, "cert"), cert);
-    let key = r.required(only, &join(&field, "key"), key);
-    let cert = r.name(cert?, &join(&field, "cert"));
-    let key = r.name(key?, &join(&field, "key"));
-    Some(Certificate { cert: PathBuf::from(&*cert?), key: PathBuf::from(&*key?) })
+    let Some(list) = r.required(node, &field, list) else { return Vec::new() };
+    let items = r.list(list, &field);
+    if items.is_empty() && matches!(list.kind, Kind::Sequence(_)) {
+        r.fault(list.place, &field, "expected at least one certificate");
+    }
+    let numbered = items.iter().enumerate();
+    numbered.filter_map(|(index, item)| certificate_of(item, &format!("{field}[{index}]"), r)).collect()
+}
+
+fn certificate_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Placed<Certificate>> {
+    let [cert, key] = r.fields(node, field, ["cert", "key"]);
+    let cert = r.required(node, &join(field, "cert"), cert);
+    let key = r.required(node, &join(field, "key"), key);
+    let cert = r.name(cert?, &join(field, "cert"));
+    let key = r.name(key?, &join(field, "key"));
+    Some(placed(node, Certificate { cert: PathBuf::from(&*cert?), key: PathBuf::from(&*key?) }))
 }
 
 fn admin_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Admin {
@@ -279,12 +280,20 @@ fn client_address_of(node: &Node<'_>, r: &mut Reading<'_>) -> ClientAddress {
 /// A network such as `10.0.0.0/8`, or one address.
 pub(super) fn network(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<IpNet> {
     let text = r.name(node, field)?;
-    let network = text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
+    let network = text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from)).map(canonical);
     if network.is_none() {
         let message = format!("expected an address or a network such as 10.0.0.0/8, got {}", node.describe());
         r.fault(node.place, field, message);
     }
     network
+}
+
+/// A network of IPv4 addresses that is written as one of IPv6 (`::ffff:10.0.0.0/104`): clients are not.
+fn canonical(network: IpNet) -> IpNet {
+    let IpNet::V6(mapped) = network else { return network };
+    let bits = mapped.prefix_len().checked_sub(96);
+    let inner = bits.zip(mapped.addr().to_ipv4_mapped());
+    inner.and_then(|(bits, address)| IpNet::new(address.into(), bits).ok()).unwrap_or(network)
 }
 
 fn cors_of(node: &Node<'_>, r: &mut Reading<'_>) -> Cors {
@@ -295,17 +304,32 @@ fn cors_of(node: &Node<'_>, r: &mut Reading<'_>) -> Cors {
     {
         let field = format!("cors.origins[{index}]");
         let Some(origin) = r.name(item, &field) else { continue };
-        let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"));
-        let is_origin = host.is_some_and(|host| !host.is_empty() && !host.contains('/'));
-        if &*origin == "*" || is_origin {
+        if &*origin == "*" || is_origin(&origin) {
             cors.origins.push(origin);
         } else {
-            let message =
-                format!("expected an origin such as https://app.example.com, or *, got {}", item.describe());
+            let message = format!(
+                "expected an origin as browsers send it, such as https://app.example.com, or *, got {}",
+                item.describe()
+            );
             r.fault(item.place, &field, message);
         }
     }
     cors
+}
+
+/// Whether browsers may send it: lower case, no path, not even a slash, and no port that goes without saying.
+fn is_origin(text: &str) -> bool {
+    let (host, default_port) = match (text.strip_prefix("https://"), text.strip_prefix("http://")) {
+        (Some(host), _) => (host, ":443"),
+        (_, Some(host)) => (host, ":80"),
+        _ => return false,
+    };
+    let plain = |byte: u8| {
+        byte.is_ascii_lowercase()
+            || byte.is_ascii_digit()
+            || matches!(byte, b'.' | b'-' | b'_' | b':' | b'[' | b']')
+    };
+    !host.is_empty() && !host.ends_with(default_port) && host.bytes().all(plain)
 }
 
 fn headers_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Headers {

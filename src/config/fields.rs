@@ -114,6 +114,27 @@ impl Reading<'_> {
         duration
     }
 
+    /// A duration above 0.
+    pub fn some_time(&mut self, node: &Node<'_>, field: &str) -> Option<Duration> {
+        let duration = self.duration(node, field)?;
+        if duration.is_zero() {
+            self.fault(node.place, field, "expected at least 1ms");
+            return None;
+        }
+        Some(duration)
+    }
+
+    /// A tenant, as the header names it, which has no blanks around its value.
+    pub fn tenant(&mut self, node: &Node<'_>, field: &str) -> Option<Box<str>> {
+        let name = self.name(node, field)?;
+        if name.trim().len() < name.len() {
+            let message = format!("can never match: a header has no blanks around its value, got `{name}`");
+            self.fault(node.place, field, message);
+            return None;
+        }
+        Some(name)
+    }
+
     /// A moment such as `2026-12-24T18:00:00Z`.
     pub fn moment(&mut self, node: &Node<'_>, field: &str) -> Option<Timestamp> {
         let text = self.text(node, field)?;

@@ -52,7 +52,7 @@ pub struct Exempt {
     /// Of these tenants.
     pub tenants: Vec<Box<str>>,
     /// For these paths.
-    pub paths: Vec<Box<str>>,
+    pub paths: Vec<Placed<Box<str>>>,
     /// CORS preflights.
     pub preflight: bool,
 }

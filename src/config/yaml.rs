@@ -50,6 +50,16 @@ impl Node<'_> {
         matches!(&self.kind, Kind::Scalar { text, plain: true } if matches!(&**text, "" | "~" | "null"))
     }
 
+    /// The text of a field as it is written, where this is a mapping that has it.
+    pub fn text_of(&self, field: &str) -> Option<Box<str>> {
+        let Kind::Mapping(entries) = &self.kind else { return None };
+        let (_, value) = entries.iter().find(|(key, _)| key.text == field)?;
+        match &value.kind {
+            Kind::Scalar { text, .. } => Some(text.as_ref().into()),
+            _ => None,
+        }
+    }
+
     /// What this is, for a message.
     pub fn describe(&self) -> String {
         match &self.kind {

@@ -23,8 +23,8 @@ pub enum PathError {
     /// `%` without two hex digits.
     #[error("the path has a `%` that is not followed by two hex digits")]
     BrokenEscape,
-    /// A control byte or a backslash, plain or encoded.
-    #[error("the path has a control character or a backslash")]
+    /// A control byte or a backslash, plain or encoded; a blank.
+    #[error("the path has a control character, a blank or a backslash")]
     Forbidden,
     /// A segment that some servers read as `.` or `..`: behind `%2F`, or before `;`.
     #[error("the path has a dot segment that is hidden behind `%2F` or `;`")]

@@ -8,7 +8,7 @@ use crate::book::Holder;
 use crate::config::fault::Fault;
 use crate::config::{Config, Row, Terms};
 use crate::key::Hasher;
-use crate::route::{Route, RouteId, RouteTable};
+use crate::route::{self, Route, RouteId, RouteTable};
 
 /// Default and rows of the file; notes what is wrong with them.
 pub(super) fn rules(config: &Config, routes: &RouteTable, hasher: &Hasher, faults: &mut Vec<Fault>) -> Rules {
@@ -16,6 +16,7 @@ pub(super) fn rules(config: &Config, routes: &RouteTable, hasher: &Hasher, fault
         routes,
         rows_on: HashSet::new(),
         rules: Rules::new(Terms::of(config.rules.default.value)),
+        unread: config.unread.iter().map(|id| &**id).collect(),
         hasher,
         faults,
     };
@@ -26,11 +27,22 @@ pub(super) fn rules(config: &Config, routes: &RouteTable, hasher: &Hasher, fault
     building.rules
 }
 
+/// Notes the exempt paths that no request can have, for paths are compared in normal form.
+pub(super) fn exempt_paths(config: &Config, faults: &mut Vec<Fault>) {
+    for (index, path) in config.rules.exempt.paths.iter().enumerate() {
+        if let Err(message) = route::expect_normal(&path.value) {
+            faults.push(Fault::new(path.place, format!("rules.exempt.paths[{index}]"), message));
+        }
+    }
+}
+
 struct Building<'a> {
     routes: &'a RouteTable,
     /// Tenants and routes with a row for just them, where a route costs more than one token.
     rows_on: HashSet<(&'a str, RouteId)>,
     rules: Rules,
+    /// Routes that could not be read.
+    unread: HashSet<&'a str>,
     hasher: &'a Hasher,
     faults: &'a mut Vec<Fault>,
 }
@@ -41,6 +53,7 @@ impl<'a> Building<'a> {
             None => None,
             Some(written) => match self.routes.id_of(&written.value) {
                 Some(id) => Some(id),
+                None if self.unread.contains(&*written.value) => return,
                 None => {
                     let message = format!("there is no route with the id `{}`", written.value);
                     self.faults.push(Fault::new(
@@ -103,13 +116,11 @@ impl<'a> Building<'a> {
             }
             let default = &config.rules.default;
             if let Some(message) = too_dear(default.value.capacity()).filter(|_| !any_tenant_row) {
-                let place =
-                    config.routes.get(index.wrapping_sub(1)).map_or(default.place, |route| route.cost.place);
-                self.faults.push(Fault::new(
-                    place,
-                    format!("routes[{}].cost", index - 1),
-                    format!("rules.default.capacity {message}"),
-                ));
+                // The route of requests that match no other is not written anywhere, and costs 1.
+                let Some(written) = config.routes.get(index.wrapping_sub(1)) else { continue };
+                let field = format!("routes[{}].cost", written.position);
+                let message = format!("rules.default.capacity {message}");
+                self.faults.push(Fault::new(written.cost.place, field, message));
             }
         }
     }

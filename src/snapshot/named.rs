@@ -41,13 +41,15 @@ pub(super) struct Named {
 pub(super) fn rules(config: &Config, faults: &mut Vec<Fault>) -> Vec<Vec<Arc<Named>>> {
     // Requests that match no route have none.
     let mut all = vec![Vec::new()];
-    for (index, route) in config.routes.iter().enumerate() {
+    for route in &config.routes {
         let mut here = Vec::new();
         for (position, written) in route.rules.iter().enumerate() {
-            let field = format!("routes[{index}].rules[{position}]");
+            let field = format!("routes[{}].rules[{position}]", route.position);
             let mut fault = |message: String| faults.push(Fault::new(written.place, field.clone(), message));
             let Some(rule) = config.rules.named.iter().find(|rule| *rule.name.value == *written.value) else {
-                fault(format!("there is no rule named `{}` in rules.named", written.value));
+                if !config.unread.contains(&written.value) {
+                    fault(format!("there is no rule named `{}` in rules.named", written.value));
+                }
                 continue;
             };
             let mut segments = Vec::new();

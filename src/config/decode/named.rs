@@ -19,11 +19,14 @@ use crate::limit::{Limit, MAX_EXACT};
 /// Names that rules have by themselves.
 const TAKEN: [&str; 2] = ["default", "candidate"];
 
-pub(super) fn named_of(node: &Node<'_>, r: &mut Reading<'_>) -> Vec<NamedRule> {
+pub(super) fn named_of(node: &Node<'_>, unread: &mut Vec<Box<str>>, r: &mut Reading<'_>) -> Vec<NamedRule> {
     let mut rules: Vec<NamedRule> = Vec::new();
     for (index, item) in r.list(node, "rules.named").iter().enumerate() {
         let field = format!("rules.named[{index}]");
-        let Some(rule) = rule_of(item, &field, r) else { continue };
+        let Some(rule) = rule_of(item, &field, r) else {
+            unread.extend(item.text_of("name"));
+            continue;
+        };
         if let Some(first) = rules.iter().find(|known| known.name.value == rule.name.value) {
             let message =
                 format!("`{}` is already the name of the rule at {}", rule.name.value, first.name.place);
@@ -64,7 +67,8 @@ fn rule_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<NamedRul
     let missing =
         missing.and_then(|node| r.one_of(node, &join(field, "missing"), &words)).unwrap_or_default();
     let mode = mode.and_then(|node| r.one_of(node, &join(field, "mode"), &MODES)).unwrap_or_default();
-    let enforce_percent = enforce_percent.map_or(100, |node| percent_of(node, r));
+    let enforce_percent =
+        enforce_percent.map_or(100, |node| percent_of(node, &join(field, "enforce_percent"), r));
     let on_store_failure =
         on_store_failure.and_then(|node| r.one_of(node, &join(field, "on_store_failure"), &ON_STORE_FAILURE));
     let cost = cost.and_then(|node| Some(placed(node, r.whole(node, &join(field, "cost"))?)));

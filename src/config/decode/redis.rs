@@ -23,7 +23,7 @@ pub(super) fn redis_of(node: &Node<'_>, r: &mut Reading<'_>, store: &mut Store) 
     if let Some(prefix) = key_prefix.and_then(|node| key_prefix_of(node, r)) {
         store.key_prefix = prefix;
     }
-    let timeout = timeout.and_then(|node| timeout_of(node, r)).unwrap_or(TIMEOUT);
+    let timeout = timeout.and_then(|node| r.some_time(node, "store.redis.timeout")).unwrap_or(TIMEOUT);
     store.breaker.apart = timeout;
     let login = login_of(user, password, "store.redis", r);
     let clustered = cluster.is_some();
@@ -141,14 +141,6 @@ fn tls_of(node: &Node<'_>, r: &mut Reading<'_>) -> RedisTls {
     };
     let (ca, cert, key) = (path(ca, "ca"), path(cert, "cert"), path(key, "key"));
     RedisTls { ca, client: cert.zip(key).map(|(cert, key)| Certificate { cert, key }) }
-}
-
-fn timeout_of(node: &Node<'_>, r: &mut Reading<'_>) -> Option<Duration> {
-    let timeout = r.duration(node, "store.redis.timeout")?;
-    if timeout.is_zero() {
-        r.fault(node.place, "store.redis.timeout", "expected at least 1ms");
-    }
-    Some(timeout)
 }
 
 fn key_prefix_of(node: &Node<'_>, r: &mut Reading<'_>) -> Option<Box<str>> {

@@ -1,5 +1,6 @@
 //! Upstreams and routes.
 
+use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use super::ON_STORE_FAILURE;
@@ -19,10 +20,10 @@ pub(super) fn upstreams_of(node: &Node<'_>, r: &mut Reading<'_>) -> Vec<Upstream
             name: Placed { value: name.text.as_ref().into(), place: name.place },
             servers: servers.map(|node| servers_of(node, &servers_field, r)).unwrap_or_default(),
             connect_timeout: connect
-                .and_then(|node| r.duration(node, &join(&field, "connect_timeout")))
+                .and_then(|node| r.some_time(node, &join(&field, "connect_timeout")))
                 .unwrap_or(Duration::from_secs(2)),
             read_timeout: read
-                .and_then(|node| r.duration(node, &join(&field, "read_timeout")))
+                .and_then(|node| r.some_time(node, &join(&field, "read_timeout")))
                 .unwrap_or(Duration::from_secs(60)),
         });
     }
@@ -38,31 +39,54 @@ fn servers_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Vec<Placed<B
     for (index, item) in items.iter().enumerate() {
         let field = format!("{field}[{index}]");
         let Some(text) = r.name(item, &field) else { continue };
-        let port = text.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
-        match port {
-            Some((host, port)) if port > 0 && !host.is_empty() && !host.contains('/') => {
-                servers.push(placed(item, text));
-            }
-            _ => r.fault(item.place, &field, format!("expected host:port, got {}", item.describe())),
+        if is_server(&text) {
+            servers.push(placed(item, text));
+        } else {
+            let message = format!("expected host:port or [IPv6 address]:port, got {}", item.describe());
+            r.fault(item.place, &field, message);
         }
     }
     servers
 }
 
-pub(super) fn routes_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Vec<Route> {
+fn is_server(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let is_port =
+        port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
+    let is_host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
+        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+        None => {
+            !host.is_empty()
+                && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'))
+        }
+    };
+    is_port && is_host
+}
+
+/// The routes; the ids of those that could not be read are noted in `unread`.
+pub(super) fn routes_of(
+    root: &Node<'_>,
+    node: Option<&Node<'_>>,
+    unread: &mut Vec<Box<str>>,
+    r: &mut Reading<'_>,
+) -> Vec<Route> {
     let Some(node) = r.required(root, "routes", node) else { return Vec::new() };
     let items = r.list(node, "routes");
     if items.is_empty() && matches!(node.kind, Kind::Sequence(_)) {
         r.fault(node.place, "routes", "expected at least one route");
     }
-    items
-        .iter()
-        .enumerate()
-        .filter_map(|(index, item)| route_of(item, &format!("routes[{index}]"), r))
-        .collect()
+    let mut routes = Vec::new();
+    for (index, item) in items.iter().enumerate() {
+        match route_of(item, index, r) {
+            Some(route) => routes.push(route),
+            None => unread.extend(item.text_of("id")),
+        }
+    }
+    routes
 }
 
-fn route_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Route> {
+fn route_of(item: &Node<'_>, position: usize, r: &mut Reading<'_>) -> Option<Route> {
+    let field = &*format!("routes[{position}]");
     let [id, matches, upstream, cost, tenant_rule, rules, on_store_failure] = r.fields(
         item,
         field,
@@ -96,6 +120,7 @@ fn route_of(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Route> 
         on_store_failure.and_then(|node| r.one_of(node, &join(field, "on_store_failure"), &ON_STORE_FAILURE));
     let (host, path, methods) = matches?;
     Some(Route {
+        position,
         cost: cost.unwrap_or(Placed { value: 1, place: item.place }),
         priced,
         id: id?,
@@ -159,12 +184,12 @@ fn route_id(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Placed<
     Some(placed(node, id))
 }
 
-type Match = (Option<Box<str>>, Placed<Box<str>>, Vec<Box<str>>);
+type Match = (Option<Placed<Box<str>>>, Placed<Box<str>>, Vec<Box<str>>);
 
 fn match_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Match> {
     let [host, path, methods] = r.fields(node, field, ["host", "path", "methods"]);
-    let host =
-        host.and_then(|node| r.name(node, &join(field, "host"))).map(|host| host.to_ascii_lowercase().into());
+    let host = host
+        .and_then(|node| Some(placed(node, r.name(node, &join(field, "host"))?.to_ascii_lowercase().into())));
     let methods_field = join(field, "methods");
     let mut names: Vec<Box<str>> = Vec::new();
     for item in methods.map(|node| r.list(node, &methods_field)).unwrap_or_default() {

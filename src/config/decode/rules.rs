@@ -17,11 +17,12 @@ use crate::limit::token_bucket::{TokenBucket, TokenBucketError};
 pub(super) const MODES: [(&str, Mode); 3] =
     [("enforce", Mode::Enforce), ("shadow", Mode::Shadow), ("off", Mode::Off)];
 
-/// The rules; `rows` have been read on the way.
+/// The rules; `rows` have been read on the way. The names of rules that could not be read are noted in `unread`.
 pub(super) fn rules_of(
     root: &Node<'_>,
     node: Option<&Node<'_>>,
     rows: Vec<Row>,
+    unread: &mut Vec<Box<str>>,
     r: &mut Reading<'_>,
 ) -> Rules {
     let mut rules = Rules {
@@ -49,7 +50,7 @@ pub(super) fn rules_of(
     {
         rules.on_store_failure = word;
     }
-    rules.named = named.map(|node| named_of(node, r)).unwrap_or_default();
+    rules.named = named.map(|node| named_of(node, unread, r)).unwrap_or_default();
     if let Some(node) = database {
         rules.database = database_of(node, r);
     }
@@ -78,13 +79,15 @@ fn exempt_of(node: &Node<'_>, r: &mut Reading<'_>) -> Exempt {
     }
     let field = "rules.exempt.tenants";
     for (index, item) in tenants.map(|node| r.list(node, field)).unwrap_or_default().iter().enumerate() {
-        exempt.tenants.extend(r.name(item, &format!("{field}[{index}]")));
+        exempt.tenants.extend(r.tenant(item, &format!("{field}[{index}]")));
     }
     let field = "rules.exempt.paths";
     for (index, item) in paths.map(|node| r.list(node, field)).unwrap_or_default().iter().enumerate() {
         let field = format!("{field}[{index}]");
         match r.name(item, &field) {
-            Some(path) if path.starts_with('/') && !path.contains(['*', '{']) => exempt.paths.push(path),
+            Some(path) if path.starts_with('/') && !path.contains(['*', '{']) => {
+                exempt.paths.push(placed(item, path));
+            }
             Some(_) => {
                 let message = format!("expected a whole path such as /healthz, got {}", item.describe());
                 r.fault(item.place, &field, message);
@@ -104,10 +107,7 @@ fn database_of(node: &Node<'_>, r: &mut Reading<'_>) -> Option<Database> {
     let listen = listen
         .and_then(|node| r.one_of(node, "rules.database.listen", &[("true", true), ("false", false)]))
         .unwrap_or(true);
-    let refresh = refresh.and_then(|node| Some(placed(node, r.duration(node, "rules.database.refresh")?)));
-    if let Some(refresh) = refresh.filter(|refresh| refresh.value.is_zero()) {
-        r.fault(refresh.place, "rules.database.refresh", "expected at least 1ms");
-    }
+    let refresh = refresh.and_then(|node| r.some_time(node, "rules.database.refresh"));
     let cache = cache.and_then(|node| r.name(node, "rules.database.cache"));
     let node = url?;
     // An empty one is no database, so that the environment may name one or none.
@@ -119,7 +119,7 @@ fn database_of(node: &Node<'_>, r: &mut Reading<'_>) -> Option<Database> {
     }
     Some(Database {
         url: placed(node, Secret(url.into_owned())),
-        refresh: refresh.map_or(Duration::from_secs(30), |refresh| refresh.value),
+        refresh: refresh.unwrap_or(Duration::from_secs(30)),
         listen,
         cache: PathBuf::from(cache.as_deref().unwrap_or("rules.cache")),
     })
@@ -206,7 +206,7 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
             "valid_until",
         ],
     );
-    let tenant = tenant.filter(|node| !r.is_word(node, "*")).map(|node| r.name(node, "tenant"));
+    let tenant = tenant.filter(|node| !r.is_word(node, "*")).map(|node| r.tenant(node, "tenant"));
     let route = route
         .filter(|node| !r.is_word(node, "*"))
         .map(|node| Some(placed(node, Arc::from(r.name(node, "route")?))));
@@ -219,7 +219,7 @@ fn row_fields(item: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Option<Row> 
     let on_store_failure =
         on_store_failure.and_then(|node| r.one_of(node, "on_store_failure", &ON_STORE_FAILURE));
     let mode = mode.and_then(|node| r.one_of(node, "mode", &MODES)).unwrap_or_default();
-    let enforce_percent = enforce_percent.map_or(100, |node| percent_of(node, r));
+    let enforce_percent = enforce_percent.map_or(100, |node| percent_of(node, "enforce_percent", r));
     let candidate = candidate.and_then(|node| {
         let [capacity, rate] = r.fields(node, "candidate", ["capacity", "refill_per_second"]);
         limit_of(node, capacity, rate, "candidate", r)
@@ -275,13 +275,13 @@ fn shards_of(node: &Node<'_>, capacity: u64, has_candidate: bool, r: &mut Readin
     1
 }
 
-pub(super) fn percent_of(node: &Node<'_>, r: &mut Reading<'_>) -> u8 {
-    let percent = r.whole(node, "enforce_percent");
+pub(super) fn percent_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> u8 {
+    let percent = r.whole(node, field);
     match percent.map(u8::try_from) {
         Some(Ok(percent @ 0..=100)) => return percent,
         Some(_) => {
             let message = format!("expected a whole number from 0 to 100, got {}", node.describe());
-            r.fault(node.place, "enforce_percent", message);
+            r.fault(node.place, field, message);
         }
         None => {}
     }

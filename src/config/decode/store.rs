@@ -81,12 +81,8 @@ fn breaker_of(node: &Node<'_>, r: &mut Reading<'_>, breaker: &mut Breaker) {
             None => {}
         }
     }
-    if let Some(node) = open_for {
-        match r.duration(node, "store.breaker.open_for") {
-            Some(pause) if !pause.is_zero() => breaker.open_for = pause,
-            Some(_) => r.fault(node.place, "store.breaker.open_for", "expected at least 1ms"),
-            None => {}
-        }
+    if let Some(pause) = open_for.and_then(|node| r.some_time(node, "store.breaker.open_for")) {
+        breaker.open_for = pause;
     }
 }
 

@@ -89,6 +89,10 @@ impl Reach {
         let mut first: Option<(bool, RedisConnectionInfo)> = None;
         for url in servers.addresses() {
             let info = info(&url.value).map_err(|error| fail(url.place, error))?;
+            let database = info.redis_settings().db();
+            if database < 0 {
+                return Err(fail(url.place, format!("expected a database from 0 on, got {database}")));
+            }
             let (address, is_tls) = match info.addr() {
                 ConnectionAddr::Tcp(host, port) => (Address::tcp(host, *port), false),
                 ConnectionAddr::TcpTls { host, port, .. } => (Address::tcp(host, *port), true),
