@@ -26,6 +26,9 @@ use crate::source::postgres::write::Writer;
 use crate::store::Node;
 use crate::store::memory::MemoryStore;
 
+/// What can be read takes these methods.
+const READ: &str = "GET, HEAD";
+
 /// Hot keys that are listed.
 const MOST_HOT_KEYS: usize = 100;
 
@@ -69,8 +72,8 @@ impl ServeHttp for Admin {
                 Ok(()) => self.reload().await,
                 Err(refusal) => *refusal,
             },
-            (_, "/-/reload") => text(StatusCode::METHOD_NOT_ALLOWED, "use POST\n"),
-            _ => text(StatusCode::METHOD_NOT_ALLOWED, "use GET\n"),
+            (_, "/-/reload") => not_allowed("POST"),
+            _ => not_allowed(READ),
         };
         if method == Method::HEAD {
             response.body_mut().clear();
@@ -97,7 +100,7 @@ impl Admin {
             "/readyz" => self.ready(),
             "/api/v1/status" => json_response(StatusCode::OK, &self.status()),
             "/api/v1/hot-keys" => json_response(StatusCode::OK, &self.hot_keys()),
-            "/-/reload" => text(StatusCode::METHOD_NOT_ALLOWED, "use POST\n"),
+            "/-/reload" => not_allowed("POST"),
             _ => text(StatusCode::NOT_FOUND, "not found; see / for what there is\n"),
         }
     }
@@ -182,8 +185,7 @@ impl Admin {
             let body = json!({ "error": "admin.token is not set in the configuration: there are no writes" });
             return Err(Box::new(json_response(StatusCode::FORBIDDEN, &body)));
         };
-        let given =
-            authorization.map(http::HeaderValue::as_bytes).and_then(|value| value.strip_prefix(b"Bearer "));
+        let given = authorization.and_then(|value| bearer(value.as_bytes()));
         if given.is_some_and(|given| same(given, token.as_bytes())) {
             return Ok(());
         }
@@ -194,6 +196,12 @@ impl Admin {
     }
 }
 
+/// The token of an `Authorization` header. Schemes are told without regard to case.
+fn bearer(header: &[u8]) -> Option<&[u8]> {
+    let (scheme, token) = header.split_at_checked(b"Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| token.trim_ascii())
+}
+
 fn describe((node, breaker): (Node, State)) -> Value {
     json!({ "address": node.address, "up": node.up, "breaker": breaker.label(), "trouble": node.trouble })
 }
@@ -201,6 +209,14 @@ fn describe((node, breaker): (Node, State)) -> Value {
 /// Compares in a time that depends on the lengths only.
 fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (a, b)| differ | (a ^ b)) == 0
+}
+
+/// 405, with the methods that there are.
+fn not_allowed(methods: &'static str) -> Response<Vec<u8>> {
+    let body = json!({ "error": format!("use {methods}") });
+    let mut response = json_response(StatusCode::METHOD_NOT_ALLOWED, &body);
+    response.headers_mut().insert(header::ALLOW, http::HeaderValue::from_static(methods));
+    response
 }
 
 fn text(status: StatusCode, body: &str) -> Response<Vec<u8>> {

@@ -120,7 +120,10 @@ fn reload_over_http_needs_the_token() {
         "{}",
         rejected.body
     );
-    assert_eq!(get(gateway.admin, "/-/reload", "").status, 405);
+    assert_eq!(post(&format!("Authorization: bearer  {TOKEN}\r\n")).status, 422, "schemes have no case");
+    assert_eq!(post(&format!("Authorization: Bearer{TOKEN}\r\n")).status, 401);
+    let read = get(gateway.admin, "/-/reload", "");
+    assert_eq!((read.status, read.header("allow")), (405, Some("POST")));
     assert_eq!(gateway.get("/", "a").header("x-ratelimit-limit"), Some("9"));
 }
 

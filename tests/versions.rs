@@ -156,11 +156,28 @@ fn the_admin_api_reads_and_writes() {
         ),
         ("[]", "expected an object"),
         ("{", "not JSON"),
+        (
+            "{\"capacity\": 1, \"refill_per_second\": 1, \"capacity\": 1000000}",
+            "`capacity` is there twice at line 1",
+        ),
     ] {
         let refused = write("PUT", "", body);
         assert!(refused.status == 422 && refused.body.contains(expected), "{body}: {refused:?}");
     }
-    assert_eq!(write("PATCH", "", "").status, 405);
+    let patched = write("PATCH", "", "");
+    assert_eq!((patched.status, patched.header("allow")), (405, Some("GET, HEAD, PUT, DELETE")));
+    let unknown =
+        |method, path| admin(&gateway, method, path, "", "{\"capacity\": 1, \"refill_per_second\": 1}");
+    let refused = unknown("PUT", "/api/v1/rules/a/no-such-route");
+    assert!(
+        refused.status == 422 && refused.body.contains("no route with the id `no-such-route`"),
+        "{refused:?}"
+    );
+    assert_eq!(
+        unknown("PUT", "/api/v1/rules/%ff/create-order").status,
+        400,
+        "no tenant is a replacement character"
+    );
     let good = "{\"capacity\": 60, \"refill_per_second\": 1}";
     let etag = get(gateway.admin, path, "").header("etag").unwrap().to_owned();
     assert_eq!(write("PUT", &format!("If-Match: \"x\", {etag}\r\n"), good).status, 200, "one of a list");

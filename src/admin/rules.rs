@@ -1,6 +1,7 @@
 //! `/api/v1/rules`, `/api/v1/plan-rules` and `/api/v1/versions`: what holds, and changes of what the
 //! database says.
 
+mod body;
 mod listing;
 
 use std::borrow::Cow;
@@ -9,9 +10,9 @@ use std::str::FromStr;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use percent_encoding::percent_decode_str;
 use pingora::protocols::http::ServerSession;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{Admin, json_response};
+use super::{Admin, READ, json_response, not_allowed};
 use crate::config::{self, Row};
 use crate::source;
 use crate::source::postgres::write::{Address, Author, Condition, Writer};
@@ -19,6 +20,9 @@ use crate::source::postgres::{DatabaseError, Table};
 
 /// The largest body that is read.
 const LARGEST_BODY: usize = 64 << 20;
+
+/// As many rows of an import are told of that cannot be served.
+const MOST_FAULTS: usize = 100;
 
 /// A request that this part answers.
 struct Call<'a> {
@@ -46,14 +50,19 @@ pub(super) async fn answer(admin: &Admin, session: &mut ServerSession) -> Respon
     }
     let client = session.client_addr().map(ToString::to_string).unwrap_or_default();
     let path = uri.path().trim_start_matches("/api/v1/");
+    let segments: Result<Vec<_>, _> =
+        path.split('/').map(|segment| percent_decode_str(segment).decode_utf8()).collect();
+    let Ok(segments) = segments else {
+        return ApiError::Other(StatusCode::BAD_REQUEST, "the path: expected UTF-8".into()).response();
+    };
     let call = Call {
         method,
-        segments: path.split('/').map(|segment| percent_decode_str(segment).decode_utf8_lossy()).collect(),
+        segments,
         query: form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()).collect(),
         headers,
         who: format!("admin API, {client}"),
     };
-    let body = if reads { Ok(Vec::new()) } else { body(session).await };
+    let body = if reads { Ok(Vec::new()) } else { whole_body(session).await };
     let answer = match body {
         Ok(body) => call.answer(admin, &body).await,
         Err(error) => Err(error),
@@ -64,6 +73,8 @@ pub(super) async fn answer(admin: &Admin, session: &mut ServerSession) -> Respon
 /// Why there is no answer.
 enum ApiError {
     Database(DatabaseError),
+    /// The methods that there are.
+    Method(&'static str),
     /// The status, and what to say.
     Other(StatusCode, String),
 }
@@ -81,6 +92,7 @@ impl ApiError {
 
     fn response(self) -> Response<Vec<u8>> {
         let (status, message) = match self {
+            Self::Method(allowed) => return not_allowed(allowed),
             Self::Other(status, message) => (status, message),
             Self::Database(error) => {
                 let status = match error {
@@ -134,11 +146,9 @@ impl Call<'_> {
                 self.one(admin, &Address { table, holder, route }, body).await
             }
             (_, ["rules" | "versions"] | ["rules", "export"] | ["versions", "diff"]) => {
-                Err(ApiError::Other(StatusCode::METHOD_NOT_ALLOWED, "use GET".into()))
+                Err(ApiError::Method(READ))
             }
-            (_, ["rules", "import"] | ["versions", _, "rollback"]) => {
-                Err(ApiError::Other(StatusCode::METHOD_NOT_ALLOWED, "use POST".into()))
-            }
+            (_, ["rules", "import"] | ["versions", _, "rollback"]) => Err(ApiError::Method("POST")),
             _ => Err(ApiError::Other(StatusCode::NOT_FOUND, "not found".into())),
         }
     }
@@ -150,14 +160,15 @@ impl Call<'_> {
         let condition = || self.condition();
         let stored = match self.method {
             Method::GET | Method::HEAD => writer.get(address).await?,
-            Method::PUT => writer.put_if(&row(address, body)?, &condition()?, &self.author(&what)).await?,
+            Method::PUT => {
+                let row = row(address, body)?;
+                expect_served(admin, std::slice::from_ref(&row))?;
+                writer.put_if(&row, &condition()?, &self.author(&what)).await?
+            }
             Method::DELETE => {
                 return Ok(done(writer.delete(address, &condition()?, &self.author(&what)).await?));
             }
-            _ => {
-                let message = "use GET, PUT or DELETE".into();
-                return Err(ApiError::Other(StatusCode::METHOD_NOT_ALLOWED, message));
-            }
+            _ => return Err(ApiError::Method("GET, HEAD, PUT, DELETE")),
         };
         let mut response = json_response(StatusCode::OK, &stored.rule);
         if let Ok(etag) = HeaderValue::from_str(&stored.etag) {
@@ -183,6 +194,7 @@ impl Call<'_> {
             let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
             ApiError::bad(faults.join("; "))
         })?;
+        expect_served(admin, &rows)?;
         let what = format!("import of {} rows", rows.len());
         let made = writer(admin)?.put(&rows, &self.author(&what)).await?;
         Ok(done(made))
@@ -241,13 +253,7 @@ fn writer(admin: &Admin) -> Result<Writer, ApiError> {
 
 /// The row that a body says for the rule at `address`.
 fn row(address: &Address<'_>, body: &[u8]) -> Result<Row, ApiError> {
-    let mut row: Value =
-        serde_json::from_slice(body).map_err(|error| ApiError::bad(format!("not JSON: {error}")))?;
-    let Some(fields) = row.as_object_mut() else {
-        return Err(ApiError::bad(
-            "expected an object such as {\"capacity\": 200, \"refill_per_second\": 100}",
-        ));
-    };
+    let mut fields = body::object(body).map_err(ApiError::bad)?;
     let (holder, other) = if address.table == Table::Rules { ("tenant", "plan") } else { ("plan", "tenant") };
     if fields.contains_key(other) {
         return Err(ApiError::bad(format!("{other}: the address names a {holder}")));
@@ -258,10 +264,22 @@ fn row(address: &Address<'_>, body: &[u8]) -> Result<Row, ApiError> {
         }
         fields.insert(name.into(), value.into());
     }
-    source::row_from_json(&row).map_err(ApiError::bad)
+    source::row_from_json(&fields.into()).map_err(ApiError::bad)
 }
 
-async fn body(session: &mut ServerSession) -> Result<Vec<u8>, ApiError> {
+/// A row that no gateway could serve is not written: its author would wait for it in vain.
+fn expect_served(admin: &Admin, rows: &[Row]) -> Result<(), ApiError> {
+    let live = admin.live.load();
+    let refused = rows.iter().enumerate().filter_map(|(index, row)| {
+        let route = row.route.as_ref().map(|route| &*route.value);
+        let reason = live.snapshot.route_of_row(route, &row.terms.value).err()?;
+        Some(if rows.len() == 1 { reason } else { format!("rows[{index}]: {reason}") })
+    });
+    let refused: Vec<String> = refused.take(MOST_FAULTS).collect();
+    if refused.is_empty() { Ok(()) } else { Err(ApiError::bad(refused.join("; "))) }
+}
+
+async fn whole_body(session: &mut ServerSession) -> Result<Vec<u8>, ApiError> {
     let mut body = Vec::new();
     while let Some(chunk) =
         session.read_request_body().await.map_err(|error| ApiError::bad(error.to_string()))?
