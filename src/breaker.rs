@@ -73,6 +73,8 @@ struct Pause {
     until: Timestamp,
     doublings: u32,
     random: u64,
+    /// Why it is open.
+    cause: String,
 }
 
 impl Breaker {
@@ -89,13 +91,28 @@ impl Breaker {
             last_failure: AtomicU64::new(0),
             down_at: AtomicU64::new(0),
             cut_off: AtomicBool::new(false),
-            pause: Mutex::new(Pause { until: Timestamp::default(), doublings: 0, random: seed }),
+            pause: Mutex::new(Pause {
+                until: Timestamp::default(),
+                doublings: 0,
+                random: seed,
+                cause: String::new(),
+            }),
         }
     }
 
     /// Whether calls pass now.
     pub fn state(&self) -> State {
         State::ALL[usize::from(self.state.load(Ordering::Acquire)).min(2)]
+    }
+
+    /// Notes why it has opened, for those who run it.
+    pub fn because(&self, cause: &str) {
+        self.pause().cause = cause.into();
+    }
+
+    /// Why it is not closed, if it is not.
+    pub fn cause(&self) -> Option<String> {
+        (self.state() != State::Closed).then(|| self.pause().cause.clone())
     }
 
     /// A call, if one may be made.

@@ -102,6 +102,23 @@ impl Decision {
         }
     }
 
+    /// Some of the checks were charged after the decision: clients are told what is left now.
+    pub fn charged(&mut self, checks: &Checks, told: &[(Check, Verdict)]) {
+        for (charge, told) in told {
+            let known = checks
+                .iter()
+                .position(|check| check.rule == charge.rule && check.on_shard(self.turn).key == charge.key);
+            let Some((check, verdict)) =
+                known.and_then(|index| Some((&checks[index], self.verdicts.get_mut(index)?)))
+            else {
+                continue;
+            };
+            let left = told.remaining.saturating_mul(u64::from(check.shards));
+            verdict.remaining = left.min(check.limit.capacity());
+            verdict.reset_ms = told.reset_ms;
+        }
+    }
+
     /// What it says of a check rests on this.
     pub fn basis_of(&self, index: usize) -> Basis {
         self.bases.get(index).copied().unwrap_or(self.basis)

@@ -134,16 +134,16 @@ impl Fallback {
     }
 
     /// Takes here what is charged afterwards, and owes it to the store; gives back what was taken too much.
-    pub fn charge(&self, node: NodeId, charges: &Checks, now: Timestamp) {
+    pub fn charge(&self, node: NodeId, charges: &Checks, now: Timestamp) -> Verdicts {
         let gateways = self.gateways();
         let local: Checks = charges
             .iter()
             .map(|check| Check { limit: check.limit.share(gateways, 1), ..check.clone() })
             .collect();
-        self.memory.take_at(&local, now);
         for check in charges.iter().filter(|check| check.demand == Demand::Debit) {
             self.add(node, Debt { check: check.clone(), largest: check.cost });
         }
+        self.memory.take_at(&local, now)
     }
 
     /// Renews or gives back permits that were given here.

@@ -20,9 +20,10 @@ use crate::fallback::Fallback;
 use crate::hot_keys::{Heat, HotKeys};
 use crate::key::Key;
 use crate::leases::Leases;
+use crate::limit::Verdict;
 use crate::metrics::Metrics;
 use crate::permits::{Guard, Permits};
-use crate::rule::{Check, Checks};
+use crate::rule::{Check, Checks, Verdicts};
 use crate::store::{Node, NodeId, Store, StoreFault};
 
 /// How often an open breaker and the leases are looked after.
@@ -192,36 +193,43 @@ impl Limiter {
         self.permits.hold(checks, self.clock.now())
     }
 
-    /// Charges what was not taken before the request was answered, or gives back what was taken too much.
-    pub async fn charge(&self, charges: &Checks) {
+    /// Charges what was not taken before the request was answered, or gives back what was taken too much. Each charge
+    /// with what it was told, but for those whose call has no known outcome.
+    pub async fn charge(&self, charges: &Checks) -> Vec<(Check, Verdict)> {
         if charges.is_empty() {
-            return;
+            return Vec::new();
         }
         let Some(remote) = &self.remote else {
             // The memory of this process does not fail.
-            let _ = self.store.acquire(charges).await;
-            return;
+            let told = self.store.acquire(charges).await.unwrap_or_default();
+            return charges.iter().cloned().zip(told).collect();
         };
         let parts = self.in_calls(charges.iter().cloned(), charges.len(), |charge| charge);
-        join_all(parts.into_iter().map(|(node, charges)| async move {
-            self.charge_at(remote, node, &charges.into()).await;
-        }))
-        .await;
+        let told = join_all(parts.into_iter().map(|(node, charges)| async move {
+            let charges: Checks = charges.into();
+            let told = self.charge_at(remote, node, &charges).await;
+            charges.into_iter().zip(told).collect::<Vec<_>>()
+        }));
+        told.await.concat()
     }
 
-    async fn charge_at(&self, remote: &Remote, node: NodeId, charges: &Checks) {
+    async fn charge_at(&self, remote: &Remote, node: NodeId, charges: &Checks) -> Verdicts {
         let fallback = &remote.fallback;
         let Some(call) = remote.breakers.of(node).admit() else {
             return fallback.charge(node, charges, self.clock.now());
         };
         match self.store.acquire(charges).await {
-            Ok(_) => call.answered(self.clock.now()),
+            Ok(told) => {
+                call.answered(self.clock.now());
+                told
+            }
             Err(fault) => {
                 let now = self.clock.now();
                 self.failed(node, call, &fault, now);
-                if !fault.may_have_run() {
-                    fallback.charge(node, charges, now);
+                if fault.may_have_run() {
+                    return Verdicts::new();
                 }
+                fallback.charge(node, charges, now)
             }
         }
     }
@@ -256,7 +264,12 @@ impl Limiter {
 
     /// The nodes of the store, and the circuits in front of them.
     pub fn nodes(&self) -> Vec<(Node, State)> {
-        self.store.describe().into_iter().map(|node| (node.clone(), self.breaker_state_of(node.id))).collect()
+        let told = |node: Node| {
+            let cause = || self.remote.as_ref()?.breakers.of(node.id).cause();
+            let (trouble, state) = (node.trouble.clone().or_else(cause), self.breaker_state_of(node.id));
+            (Node { trouble, ..node }, state)
+        };
+        self.store.describe().into_iter().map(told).collect()
     }
 
     /// Brings the metrics on nodes up to date.
@@ -285,6 +298,9 @@ impl Limiter {
     fn tell(&self, node: NodeId, to: State, cause: &str) {
         self.metrics.breaker_transitions.with_label_values(&[to.label()]).inc();
         self.metrics.breaker_state.set(self.breaker_state() as i64);
+        if let Some(remote) = self.remote.as_ref().filter(|_| to == State::Open) {
+            remote.breakers.of(node).because(cause);
+        }
         let known = self.store.describe().into_iter().find(|known| known.id == node);
         let (to, node) = (to.label(), known.map(|node| node.address).unwrap_or_default());
         if to == State::Closed.label() {

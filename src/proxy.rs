@@ -202,8 +202,10 @@ impl ProxyHttp for Gateway {
         ctx: &mut Context,
     ) -> pingora::Result<()> {
         // Before the client sees the answer: its next request is to know of it.
-        let charges = ctx.charges(response);
-        self.limiter.charge(&charges).await;
+        let told = self.limiter.charge(&ctx.charges(response)).await;
+        if let Some((checks, decision)) = &mut ctx.decided {
+            decision.charged(checks, &told);
+        }
         decorate(session, response, ctx)
     }
 

@@ -91,7 +91,7 @@ pub struct Node {
     pub address: String,
     /// Whether it answers.
     pub up: bool,
-    /// Why there is no connection, if there is none.
+    /// Why there is no connection, or why it gives no decisions; `None` if all is well.
     pub trouble: Option<String>,
     /// Keys that it has evicted to make room, as it said last.
     pub evicted: u64,

@@ -295,7 +295,7 @@ fn a_key_of_the_wrong_type_over_http() {
     let statuses: Vec<u16> = (0..3).map(|_| gateway.get("/", "shop-a").status).collect();
     assert_eq!(statuses, [200, 200, 429]);
     assert_eq!(gateway.metric("tollgate_store_errors_total{kind=\"wrong_type\"}"), 3);
-    assert!(gateway.log().contains("WRONGTYPE"), "{}", gateway.log());
+    assert!(gateway.log().contains("rl:{shop-a}:all: WRONGTYPE"), "{}", gateway.log());
 }
 
 /// B085: what the file says is what is loaded, and it can be seen to act.

@@ -243,6 +243,32 @@ fn full() {
     assert!(outage.errors("oom") > 0);
 }
 
+/// A node that is connected, and refuses: what for is told, each time it begins.
+#[test]
+fn what_a_connected_node_refuses_is_told() {
+    let (redis, upstream) = (Redis::start(), Upstream::start());
+    let rules = "  default: {capacity: 1000000, refill_per_second: 1}";
+    let store = format!("{{redis: {{url: '{}', timeout: 50ms}}}}", redis.url());
+    let gateway = Gateway::start(&store, &everything_to(&upstream, rules));
+    let node = || get(gateway.admin, "/api/v1/status", "").json()["store"]["nodes"][0].clone();
+    let set = |bytes: &str| redis.command::<String>(&["CONFIG", "SET", "maxmemory", bytes]);
+    let said = |what: &str| gateway.log().matches(what).count();
+    for times in 1..=2 {
+        set("1");
+        eventually("the breaker opens", || {
+            assert_eq!(gateway.get("/", "a").status, 200);
+            (node()["breaker"] != "closed").then_some(())
+        });
+        let told = node();
+        assert!(told["up"] == true && told["trouble"].as_str().unwrap().contains("OOM"), "{told}");
+        eventually("the heartbeat is refused", || (said("refuses the heartbeat") == times).then_some(()));
+        set("0");
+        eventually("all is well", || (node()["breaker"] == "closed").then_some(()));
+        assert!(node()["trouble"].is_null());
+        eventually("the heartbeat is taken", || (said("takes the heartbeat again") == times).then_some(()));
+    }
+}
+
 #[test]
 fn busy_with_a_script() {
     let mut outage = Outage::start();

@@ -307,6 +307,9 @@ impl Flights {
                     let live = heartbeat.heard(&reply, sent, self.connected_at);
                     shared.metrics.live_gateways.set(i64::from(live));
                 }
+                if std::mem::take(&mut self.beat_refused) {
+                    tracing::info!(node = %self.name(), "Redis takes the heartbeat again");
+                }
                 self.look(connection, gate).await
             }
             Some(Err(error)) => {
@@ -314,7 +317,7 @@ impl Flights {
                     shared.trouble.notify_one();
                 } else if !self.beat_refused {
                     self.beat_refused = true;
-                    tracing::warn!(%error, "Redis refuses the heartbeat: gateways are not counted");
+                    tracing::warn!(%error, node = %self.name(), "Redis refuses the heartbeat: gateways are not counted");
                 }
                 came(Err::<(), _>(error))
             }

@@ -106,7 +106,16 @@ impl Flight {
             // Each request consumes all of its numbers, also when one of them tells of a fault.
             let verdicts: SmallVec<[Result<Verdict, StoreFault>; 2]> =
                 per_check.by_ref().take(request.len()).map(verdict).collect();
-            answers.push(verdicts.into_iter().collect());
+            let named = |(check, told): (&Check, Result<Verdict, StoreFault>)| {
+                told.map_err(|fault| match fault {
+                    // Whoever repairs it has to find it.
+                    StoreFault::WrongType(text) => {
+                        StoreFault::WrongType(format!("{}: {text}", check.key.as_str()))
+                    }
+                    other => other,
+                })
+            };
+            answers.push(request.iter().zip(verdicts).map(named).collect());
         }
         answers
     }
