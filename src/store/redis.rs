@@ -9,6 +9,7 @@ mod access;
 mod board;
 mod cluster;
 mod connection;
+mod deadline;
 pub mod examine;
 mod flights;
 mod heartbeat;

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::access::Address;
 use super::board::{Boarding, Call, fail, is_server_answer, land, needs_new_connection, words};
 use super::connection::{Connection, OpenError, server_error};
+use super::deadline::{self, in_time};
 use super::heartbeat::{self, Heartbeat};
 use super::node::{LONGEST_QUEUE, Shared, State, Waiting};
 use crate::clock::jittered;
@@ -22,10 +23,6 @@ use crate::store::StoreFault;
 
 /// How many deadlines an answer may be late before Redis counts as down.
 const PATIENCE: u32 = 4;
-
-/// How many deadlines somebody may wait in a queue that moves: a burst of some hundred requests is no fault of the
-/// store, and whoever is told nothing by it would be let in by the fallback.
-const QUEUE_PATIENCE: u32 = 10;
 
 /// How long after that it may be late before the connection is given up.
 const LATE_ANSWER: Duration = Duration::from_secs(1);
@@ -249,7 +246,7 @@ impl Flights {
                 // Its request has ended: taking tokens for it would waste them.
                 continue;
             }
-            if waited >= self.shared.timeout * QUEUE_PATIENCE {
+            if waited >= self.shared.timeout * deadline::MOST {
                 fail([waiting.reply], &StoreFault::Waited);
                 continue;
             }
@@ -438,18 +435,6 @@ fn came<T>(answer: Result<T, RedisError>) -> Result<(), Lost> {
         }
         _ => Ok(()),
     }
-}
-
-/// Awaits `call` for `timeout`. The last part of it is slept: on a busy machine the answer may have
-/// come, and only wait for this thread to read it.
-async fn in_time<F: Future>(call: &mut Pin<&mut F>, timeout: Duration) -> Option<F::Output> {
-    let last_part = Duration::from_millis(1).min(timeout / 2);
-    for part in [timeout.saturating_sub(last_part), last_part] {
-        if let Ok(output) = tokio::time::timeout(part, call.as_mut()).await {
-            return Some(output);
-        }
-    }
-    None
 }
 
 /// Makes the calls. NOSCRIPT alone leads to a second one, if there is time for it: Redis has then run nothing.
