@@ -19,11 +19,15 @@ trap finish EXIT
 
 # Fails unless all of these can be run, and the gateway can.
 need() {
+    need_tools "$@"
+    [ -x "$TOLLGATE" ] || { echo "no gateway at $TOLLGATE: cargo build --release" >&2; exit 1; }
+}
+
+need_tools() {
     local tool
     for tool in "$@"; do
         command -v "$tool" >/dev/null || { echo "missing: $tool" >&2; exit 1; }
     done
-    [ -x "$TOLLGATE" ] || { echo "no gateway at $TOLLGATE: cargo build --release" >&2; exit 1; }
 }
 
 # A port that nobody listens on, into REPLY.
