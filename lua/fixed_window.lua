@@ -40,7 +40,7 @@ local function counted_since(key, start, ending)
   local held, reason = numbers(key, 'count', 'since')
   if not held then return nil, reason end
   local count, since = held[1], held[2]
-  if since > ending and since > now then since = dated_back(key, start) end
+  if since > ending then since = dated_back(key, start) end
   if since >= start then return { count = count, since = since } end
   return { count = 0, since = start }
 end

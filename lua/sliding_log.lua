@@ -3,17 +3,31 @@
 -- A sorted set, one member for each unit of cost, by its time in microseconds: two of one moment are two members.
 -- question: limit, a = length of the window, b = the most members that are kept
 
--- One entry at `now`; `number` tells it from others of that moment, which count from 1 without a gap.
-local function add_entry(key, number)
-  return pcall('ZADD', key, now_text, format('%s-%05d', now_text, number))
+-- So many names and times in one command: far below what `unpack` can spread.
+local WORDS = 2000
+
+-- So many entries at `now`, numbered on from those of that moment, which count from 1 without a gap; the fault, if
+-- there is one.
+local function add_entries(key, amount)
+  local same = call('ZCOUNT', key, now_text, now_text)
+  local words = {}
+  for i = 1, amount do
+    words[#words + 1] = now_text
+    words[#words + 1] = format('%s-%05d', now_text, same + i)
+    if #words == WORDS or i == amount then
+      local fault = pcall('ZADD', key, unpack(words))
+      if type(fault) == 'table' and fault.err then return fault end
+      words = {}
+    end
+  end
 end
 
--- What a clock wrote that was far ahead would count until it is that late again.
+-- What a clock wrote that was far ahead would count until it is that late again. The new entries come first: a key
+-- without any is gone, and its time to live with it.
 local function dated_back_to_now(key)
-  local same = call('ZCOUNT', key, now_text, now_text)
-  for i, member in ipairs(call('ZRANGEBYSCORE', key, '(' .. now_text, '+inf')) do
-    pcall('ZREM', key, member)
-    add_entry(key, same + i)
+  local ahead = '(' .. now_text
+  if not add_entries(key, call('ZCOUNT', key, ahead, '+inf')) then
+    pcall('ZREMRANGEBYSCORE', key, ahead, '+inf')
   end
 end
 
@@ -48,12 +62,8 @@ ALGORITHMS.sliding_log = {
       fault = pcall('ZREMRANGEBYRANK', key, amount, -1)
       state.count = math.max(0, state.count + amount)
     else
-      local same = call('ZCOUNT', key, now_text, now_text)
       amount = math.min(amount, math.max(0, question.b - state.count))
-      for i = 1, amount do
-        fault = add_entry(key, same + i)
-        if type(fault) == 'table' and fault.err then return fault end
-      end
+      fault = add_entries(key, amount)
       state.count = state.count + amount
     end
     return fault

@@ -28,7 +28,7 @@ impl FixedWindow {
     /// What was counted in a window that is more than one ahead, dated back to the present one.
     pub fn dated_back(&self, counted: &Counted, now: Timestamp) -> Option<Counted> {
         let start = self.start(now);
-        dated_back_to(start, start.saturating_add(self.window), counted, now)
+        dated_back_to(start, start.saturating_add(self.window), counted)
     }
 
     const fn start(&self, now: Timestamp) -> u64 {
@@ -52,9 +52,8 @@ pub(super) fn counted_since(held: Option<&Counted>, start: u64) -> Counted {
 
 /// What a clock has counted that was more than a period ahead, as if in the present one, which is from `start` to
 /// `end`: else it would count until it is that late again.
-pub(super) fn dated_back_to(start: u64, end: u64, counted: &Counted, now: Timestamp) -> Option<Counted> {
-    let is_ahead = counted.since > end && counted.since > now.as_micros();
-    is_ahead.then_some(Counted { since: start, ..*counted })
+pub(super) fn dated_back_to(start: u64, end: u64, counted: &Counted) -> Option<Counted> {
+    (counted.since > end).then_some(Counted { since: start, ..*counted })
 }
 
 /// What a limit says to `cost` in a period that ends at `end`.

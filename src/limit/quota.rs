@@ -137,13 +137,25 @@ impl Quota {
         Self { edges: [begin(before), begin(first), begin(next), begin(self.period.next(next))], ..self }
     }
 
-    /// The edges of the period of `now`, if the clock that worked them out is less than a period off.
+    /// The edges of the period of `now`. Where the clock that worked them out is more than a period off, the first and
+    /// the last of them go on at their length: no calendar, but an end.
     fn period_of(&self, now: Timestamp) -> (u64, u64) {
         let [before, begin, next, end] = self.edges;
-        match now.as_micros() {
-            now if now < begin => (before, begin),
-            now if now < next => (begin, next),
-            _ => (next, end),
+        let now = now.as_micros();
+        if now < before {
+            let length = (begin - before).max(1);
+            let ending = before - (before - now - 1) / length * length;
+            (ending.saturating_sub(length), ending)
+        } else if now < begin {
+            (before, begin)
+        } else if now < next {
+            (begin, next)
+        } else if now < end {
+            (next, end)
+        } else {
+            let length = (end - next).max(1);
+            let begin = now - (now - end) % length;
+            (begin, begin.saturating_add(length))
         }
     }
 
@@ -160,7 +172,7 @@ impl Quota {
     /// What was counted in a period that is more than one ahead, dated back to the present one.
     pub fn dated_back(&self, counted: &Counted, now: Timestamp) -> Option<Counted> {
         let (start, end) = self.period_of(now);
-        dated_back_to(start, end, counted, now)
+        dated_back_to(start, end, counted)
     }
 
     /// What the limit says to `cost`.
@@ -177,6 +189,24 @@ mod tests {
         let quota = Quota::new(1, period, Zone::named(zone).unwrap());
         let on = quota.on(Timestamp::from_rfc3339(at).unwrap());
         on.edges[1..].iter().map(|edge| Timestamp::from_micros(*edge).to_rfc3339()).collect()
+    }
+
+    /// A gateway that believes it is 1970, or years later, still counts.
+    #[test]
+    fn a_period_has_an_end_however_wrong_the_clock_is() {
+        const NOW: Timestamp = Timestamp::from_micros(1_764_000_000_000_000);
+        for period in [Period::Day, Period::Week, Period::Month] {
+            for wrong in [0, 1, 86_400_000_000, 1_700_000_000_000_000, 1_900_000_000_000_000] {
+                let quota =
+                    Quota::new(5, period, Zone::named("UTC").unwrap()).on(Timestamp::from_micros(wrong));
+                let (begin, end) = quota.period_of(NOW);
+                assert!(begin <= NOW.as_micros() && NOW.as_micros() < end, "{period:?} {wrong}");
+                assert!(end - begin <= 31 * 86_400_000_000, "{period:?} {wrong}");
+                let last = Timestamp::from_micros(end - 1);
+                assert_eq!(quota.period_of(last), (begin, end), "{period:?} {wrong}");
+                assert_eq!(quota.period_of(Timestamp::from_micros(end)).0, end, "{period:?} {wrong}");
+            }
+        }
     }
 
     #[test]

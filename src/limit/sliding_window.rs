@@ -38,7 +38,7 @@ impl SlidingWindow {
     /// What was counted in a window that is more than one ahead, dated back to the present one.
     pub fn dated_back(&self, counted: &Counted, now: Timestamp) -> Option<Counted> {
         let start = self.start(now);
-        dated_back_to(start, start.saturating_add(self.window), counted, now)
+        dated_back_to(start, start.saturating_add(self.window), counted)
     }
 
     const fn start(&self, now: Timestamp) -> u64 {
