@@ -40,6 +40,9 @@ const PLENTY: u64 = 2;
 /// The least time between two calls for a dry key, and after a call that failed.
 const PAUSE_MICROS: u64 = 10_000;
 
+/// A key that was left alone for so long is in no flood.
+const LULL_MICROS: u64 = 10_000;
+
 /// The leases of one gateway.
 #[derive(Debug)]
 pub struct Leases {
@@ -113,6 +116,7 @@ impl Leases {
             self.give_back(&check.key, lease, lease.tokens, now);
             *lease = Lease { asked: lease.asked, ..Lease::of(check.limit, now) };
         }
+        lease.look_again_after_a_lull(now);
         lease.used_at = now;
         self.give_back(&check.key, lease, lease.tokens.saturating_sub(most), now);
         let spent = check.cost <= lease.tokens;
@@ -286,6 +290,14 @@ impl Lease {
             ask_at: Timestamp::from_micros(0),
             used_at: now,
             left: 0,
+        }
+    }
+
+    /// What was dry before a lull the store knows better: who has waited as he was told is not refused by hearsay. In
+    /// a flood there is none.
+    fn look_again_after_a_lull(&mut self, now: Timestamp) {
+        if now >= self.ask_at && now.micros_since(self.used_at) >= LULL_MICROS {
+            self.dry = false;
         }
     }
 

@@ -536,6 +536,25 @@ fn costs_above_one_spend_leases_too() {
     eventually("nothing left", || (left(&hot.redis, Hot::KEY) == 0).then_some(()));
 }
 
+/// A key that has run dry is refused by hearsay while the flood lasts, and not a moment longer: who waits as he was told
+/// is admitted, as are those beside him.
+#[test]
+fn who_honours_retry_after_on_a_leased_key_is_admitted() {
+    let hot = Hot::start();
+    let row = "  rows: [{tenant: shop, capacity: 200, refill_per_second: 100}]";
+    let rules = format!("{}cluster: {{gateways: 1}}\n", everything_to(&hot.upstream, row));
+    let gateway = Gateway::start(&on(&hot.redis), &rules);
+    let mut connection = Connection::open(gateway.port);
+    for round in 0..3 {
+        let flood = (0..2_000).map(|_| connection.ask("GET", "/", "shop"));
+        let refused = flood.filter(|answer| answer.status == 429).last().expect("a refusal");
+        std::thread::sleep(Duration::from_secs(refused.number("retry-after")));
+        let admitted = (0..20).filter(|_| connection.ask("GET", "/", "shop").status == 200).count();
+        assert_eq!(admitted, 20, "in round {round}");
+    }
+    assert!(leased(&gateway) > 0, "no lease was spent");
+}
+
 #[test]
 fn hot_keys_are_listed_without_a_client_value() {
     let hot = Hot::start();

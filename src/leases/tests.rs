@@ -99,6 +99,10 @@ fn a_dry_key_is_left_alone_for_its_share_of_the_rate() {
     for _ in 0..50 {
         assert!(leases.take(&check, 10_000, after(52)).is_some_and(|verdict| verdict.is_allowed()));
     }
+    // The flood goes on.
+    for millis in 53..100 {
+        assert!(leases.take(&check, 10_000, after(millis)).is_some_and(|verdict| !verdict.is_allowed()));
+    }
     assert_eq!(orders(&leases), []);
     leases.take(&check, 10_000, after(100));
     answer(&leases, 50, 1_000, after(100));
@@ -111,6 +115,22 @@ fn a_dry_key_is_left_alone_for_its_share_of_the_rate() {
         assert!(leases.take(&check, 10_000, after(102)).is_some_and(|verdict| verdict.is_allowed()));
     }
     assert_eq!(leases.take(&check, 10_000, after(102)), None, "there is plenty again");
+}
+
+/// Who waits as he was told, and finds nobody else there, is not refused by what was known before he waited.
+#[test]
+fn a_dry_key_is_for_the_store_again_after_a_lull() {
+    let (leases, check) = (leases(1), check(200, "100", 1));
+    leases.take(&check, 200, NOW);
+    answer(&leases, 0, 0, NOW);
+    let refused = leases.take(&check, 200, after(1)).expect("dry");
+    assert_eq!((refused.outcome, refused.retry_after_ms), (Outcome::Refused, 99));
+    let waited = 1 + refused.retry_after_ms;
+    for _ in 0..3 {
+        assert_eq!(leases.take(&check, 200, after(waited)), None, "also those beside him");
+    }
+    answer(&leases, 10, 0, after(waited + 1));
+    assert!(leases.take(&check, 200, after(waited + 1)).is_some_and(|verdict| verdict.is_allowed()));
 }
 
 /// A rate that fills hardly anything in the time of a lease: the exact answer costs less than waiting.
