@@ -52,6 +52,11 @@ impl Gateways {
         self.count.load(Ordering::Relaxed).max(1)
     }
 
+    /// Whether somebody has told the number.
+    pub fn is_known(&self) -> bool {
+        !self.counted || self.heard_at.load(Ordering::Relaxed) > 0
+    }
+
     /// Notes the `count` that a heartbeat was answered with, which was `sent` then and answered `now`.
     pub fn heard(&self, count: u32, sent: Timestamp, now: Timestamp) {
         let before = Timestamp::from_micros(self.heard_at.load(Ordering::Acquire));

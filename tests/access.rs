@@ -123,8 +123,10 @@ fn tls_with_right_and_wrong_certificates() {
         let gateway = start(port, ca, client);
         let trouble = on_the_fallback(&gateway);
         println!("{ca}, client {client:?}: {trouble}");
-        assert!(trouble.contains(expected), "{trouble}");
-        assert!(gateway.log().contains(expected) && gateway.log().contains("cannot connect to Redis"));
+        // In TLS 1.3 the peer may hang up before it has said why: then the next attempt tells.
+        eventually(expected, || gateway.log().contains(expected).then_some(()));
+        assert!(gateway.log().contains("cannot connect to Redis"));
+        assert!(gateway.log().contains("this one's share is the whole of each limit"));
     }
 }
 

@@ -3,6 +3,7 @@
 use redis::{ErrorKind, RedisError, ServerErrorKind, Value};
 use smallvec::{SmallVec, smallvec};
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
 use super::access::Address;
 use super::connection::server_error;
@@ -37,6 +38,7 @@ pub(super) struct Boarding {
     calls: Calls,
     passengers: Passengers,
     checks: usize,
+    since: Option<Instant>,
 }
 
 impl Boarding {
@@ -47,7 +49,8 @@ impl Boarding {
 
     /// Takes one request on board.
     pub(super) fn board(&mut self, waiting: Waiting) {
-        let Waiting { checks, slot, asking, reply, .. } = waiting;
+        let Waiting { checks, slot, asking, since, reply } = waiting;
+        self.since = self.since.min(Some(since)).or(Some(since));
         let known = |call: &Call| call.slot == slot && !call.asking && !asking;
         let position = self.calls.iter().position(known).unwrap_or(self.calls.len());
         if position == self.calls.len() {
@@ -57,6 +60,11 @@ impl Boarding {
         self.checks += checks.len();
         self.calls[position].flight.board(checks);
         self.passengers.0[position].push(reply);
+    }
+
+    /// Since when the first of them waits.
+    pub(super) fn since(&self) -> Option<Instant> {
+        self.since
     }
 
     /// The doors close.

@@ -11,31 +11,39 @@ const PART: Duration = Duration::from_millis(1);
 /// An alarm may come so late on a machine that has time for it: the runtime counts in milliseconds.
 const PUNCTUAL: Duration = Duration::from_micros(1_500);
 
-/// The most that a deadline is put off, in deadlines; and how many of them somebody may wait in a queue that moves.
-pub(super) const MOST: u32 = 10;
+/// What somebody waits at most, in deadlines, where it is not Redis that takes the time.
+const MOST: u32 = 10;
+
+/// When somebody has waited long enough who has waited since then, whatever the reason.
+pub(super) fn last_moment(since: Instant, timeout: Duration) -> Instant {
+    since + timeout * MOST
+}
 
 /// Awaits `call` for `timeout`; `None` if that was too short.
 ///
 /// Where an alarm comes late this thread had no time to read the answer, nor perhaps had Redis beside it: that time
-/// does not count, up to [`MOST`] times the timeout in all. A burst on a busy machine is no fault of the store, and
-/// what falls back then is let in beside the limit. Where the gateway is well, a store that is not costs `timeout`.
-pub(super) async fn in_time<F: Future>(call: &mut Pin<&mut F>, timeout: Duration) -> Option<F::Output> {
-    let mut due = Instant::now();
-    let (last, mut left) = (due + timeout * MOST, timeout);
+/// does not count, and there is a part more in which to read it; until `last`, or the one part after it. A burst on a
+/// busy machine is no fault of the store, and what falls back then is let in beside the limit. Where the gateway is
+/// well, a store that is not costs `timeout`.
+pub(super) async fn in_time<F: Future>(
+    call: &mut Pin<&mut F>,
+    timeout: Duration,
+    last: Instant,
+) -> Option<F::Output> {
+    let (mut begun, mut left) = (Instant::now(), timeout);
     while !left.is_zero() {
         let part = PART.min(left);
-        left -= part;
-        due += part;
+        let due = begun + part;
         if let Ok(output) = tokio::time::timeout_at(due, call.as_mut()).await {
             return Some(output);
         }
+        left -= part;
         let now = Instant::now();
-        if now >= last {
-            return None;
+        let is_late = now.saturating_duration_since(due) > PUNCTUAL;
+        if is_late && begun < last {
+            left = left.max(part);
         }
-        if now.saturating_duration_since(due) > PUNCTUAL {
-            due = now;
-        }
+        begun = if is_late { now } else { due };
     }
     None
 }
@@ -49,13 +57,18 @@ mod tests {
     /// What becomes of a call that is answered `after` so long, on a thread that was kept busy for `busy` at first;
     /// and how long that took.
     fn ask(busy: Duration, after: Duration) -> (Option<()>, Duration) {
+        ask_within(TIMEOUT, busy, after)
+    }
+
+    fn ask_within(timeout: Duration, busy: Duration, after: Duration) -> (Option<()>, Duration) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let begun = Instant::now();
             let mut call = std::pin::pin!(tokio::time::sleep(after));
-            let (answer, ()) = tokio::join!(in_time(&mut call, TIMEOUT), async {
-                std::thread::sleep(busy);
-            });
+            let (answer, ()) =
+                tokio::join!(in_time(&mut call, timeout, last_moment(begun, timeout)), async {
+                    std::thread::sleep(busy);
+                });
             (answer, begun.elapsed())
         })
     }
@@ -64,6 +77,10 @@ mod tests {
     fn a_thread_that_was_busy_looks_again() {
         let (answer, _) = ask(TIMEOUT * 3, TIMEOUT * 7 / 2);
         assert_eq!(answer, Some(()), "answered before the thread had as much time as it should have");
+        let (answer, _) = ask(TIMEOUT * 12, TIMEOUT * 12 + PART / 2);
+        assert_eq!(answer, Some(()), "looked once more, after whatever time");
+        let (answer, _) = ask_within(PART, TIMEOUT, TIMEOUT + PART / 2);
+        assert_eq!(answer, Some(()), "also where there is only one part");
         let (answer, took) = ask(TIMEOUT * 12, TIMEOUT * 1_000);
         assert!(answer.is_none() && took < TIMEOUT * 20, "there is an end: {took:?}");
     }

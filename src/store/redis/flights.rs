@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prometheus::IntCounter;
@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use super::access::Address;
 use super::board::{Boarding, Call, fail, is_server_answer, land, needs_new_connection, words};
 use super::connection::{Connection, OpenError, server_error};
-use super::deadline::{self, in_time};
+use super::deadline::{in_time, last_moment};
 use super::heartbeat::{self, Heartbeat};
 use super::node::{LONGEST_QUEUE, Shared, State, Waiting};
 use crate::clock::jittered;
@@ -33,6 +33,9 @@ const LAST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The last pause where what answers is a replica: it may be one for long.
 const LAST_PAUSE_AT_A_REPLICA: Duration = Duration::from_secs(2);
+
+/// The most reasons why there is no connection that are logged.
+const MOST_REASONS: usize = 5;
 
 /// How often is looked whether a node may evict buckets.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
@@ -127,7 +130,7 @@ impl Flights {
 
     /// Connects, however long it takes. Whoever asks meanwhile is told at once.
     async fn connect(&mut self, pause: &mut Duration) -> Option<Connection> {
-        let mut attempts = 0u32;
+        let (mut attempts, mut told) = (0u32, Vec::new());
         loop {
             let target = self.target.borrow_and_update().clone();
             let Some(address) = target else {
@@ -148,10 +151,18 @@ impl Flights {
                 }
                 Err(error) => error,
             };
-            if attempts == 0 {
+            let why = error.to_string();
+            // Each reason once: the first may say less than the next (a peer that hangs up, then why).
+            if told.len() < MOST_REASONS && !told.contains(&why) {
                 tracing::warn!(%error, node = %address, "cannot connect to Redis, trying again");
+                if told.is_empty() && shared.heartbeat.as_ref().is_some_and(Heartbeat::was_never_heard) {
+                    tracing::warn!(
+                        "gateways were not counted yet: until Redis answers, or cluster.gateways says how many there are, this one's share is the whole of each limit"
+                    );
+                }
+                told.push(why.clone());
             }
-            self.in_trouble(error.to_string());
+            self.in_trouble(why);
             let (kind, longest) = match &error {
                 OpenError::Redis(error) if is_server_answer(error) => {
                     (StoreFault::Refused(words(error)).kind(), LAST_PAUSE)
@@ -241,12 +252,11 @@ impl Flights {
         let mut boarding = Boarding::default();
         let now = Instant::now();
         while let Some(waiting) = gate.pop_front().or_else(|| self.waiting.try_recv().ok()) {
-            let waited = now.saturating_duration_since(waiting.since);
             if waiting.reply.is_closed() {
                 // Its request has ended: taking tokens for it would waste them.
                 continue;
             }
-            if waited >= self.shared.timeout * deadline::MOST {
+            if now >= last_moment(waiting.since, self.shared.timeout) {
                 fail([waiting.reply], &StoreFault::Waited);
                 continue;
             }
@@ -266,6 +276,8 @@ impl Flights {
         gate: &mut VecDeque<Waiting>,
     ) -> Result<(), Lost> {
         let mut boarding = self.board(gate);
+        let time = self.shared.timeout;
+        let last = last_moment(boarding.since().unwrap_or_else(Instant::now), time);
         loop {
             let (calls, passengers) = boarding.closed();
             if calls.is_empty() {
@@ -273,12 +285,12 @@ impl Flights {
             }
             self.shared.metrics.calls.inc_by(calls.len() as u64);
             self.shared.metrics.checks.inc_by(passengers.count() as u64);
-            let time = self.shared.timeout;
-            let deadline = Instant::now() + time;
             let script_reloads = self.shared.metrics.script_reloads.clone();
+            let awaited = AtomicBool::new(true);
             let replies = {
-                let mut call = std::pin::pin!(call(connection, &calls, deadline, &script_reloads));
-                let Some(replies) = in_time(&mut call, time).await else {
+                let mut call = std::pin::pin!(call(connection, &calls, &awaited, &script_reloads));
+                let Some(replies) = in_time(&mut call, time, last).await else {
+                    awaited.store(false, Ordering::Relaxed);
                     passengers.fail(&StoreFault::Timeout);
                     return self.await_late(call, gate).await;
                 };
@@ -298,7 +310,8 @@ impl Flights {
         let sent = heartbeat.map(Heartbeat::now);
         let command = heartbeat.map_or_else(|| redis::cmd("PING"), Heartbeat::command);
         let mut answer = std::pin::pin!(connection.send(&command));
-        match in_time(&mut answer, shared.timeout).await {
+        let last = last_moment(Instant::now(), shared.timeout);
+        match in_time(&mut answer, shared.timeout, last).await {
             Some(Ok(reply)) => {
                 if let (Some(heartbeat), Some(sent)) = (heartbeat, sent) {
                     let live = heartbeat.heard(&reply, sent, self.connected_at);
@@ -329,7 +342,8 @@ impl Flights {
         }
         self.next_look = Instant::now() + LOOK_EVERY;
         let mut told = std::pin::pin!(connection.info());
-        let Some(told) = in_time(&mut told, self.shared.timeout).await else {
+        let last = last_moment(Instant::now(), self.shared.timeout);
+        let Some(told) = in_time(&mut told, self.shared.timeout, last).await else {
             return self.await_late(std::pin::pin!(async { Ok(told.await) }), gate).await;
         };
         let Some(info) = told else { return Ok(()) };
@@ -437,12 +451,12 @@ fn came<T>(answer: Result<T, RedisError>) -> Result<(), Lost> {
     }
 }
 
-/// Makes the calls. NOSCRIPT alone leads to a second one, if there is time for it: Redis has then run nothing.
+/// Makes the calls. NOSCRIPT alone leads to a second one, if it is still `awaited`: Redis has then run nothing.
 /// Any other failure leaves open what was taken, and is never repeated.
 async fn call(
     connection: &mut Connection,
     calls: &[Call],
-    deadline: Instant,
+    awaited: &AtomicBool,
     script_reloads: &IntCounter,
 ) -> Result<Vec<Result<Value, RedisError>>, RedisError> {
     let all: SmallVec<[_; 1]> = calls.iter().map(|call| (&call.flight, call.asking)).collect();
@@ -456,7 +470,7 @@ async fn call(
     }
     script_reloads.inc();
     // What the other calls have said holds, whatever becomes of these.
-    if connection.reload().await.is_err() || Instant::now() >= deadline {
+    if connection.reload().await.is_err() || !awaited.load(Ordering::Relaxed) {
         return Ok(replies);
     }
     let again: SmallVec<[_; 1]> = without.iter().map(|position| all[*position]).collect();

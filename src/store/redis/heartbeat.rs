@@ -49,6 +49,11 @@ impl Heartbeat {
         command
     }
 
+    /// Whether no count was told yet.
+    pub(super) fn was_never_heard(&self) -> bool {
+        !self.live.is_known()
+    }
+
     /// What time it is, to be told when the answer comes.
     pub(super) fn now(&self) -> Timestamp {
         self.clock.now()
