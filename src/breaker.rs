@@ -8,6 +8,7 @@
 //! Asking and recording cannot come apart: [`Breaker::admit`] gives a [`Call`] that takes the outcome.
 //! A probe that is dropped on the way opens the circuit again, so half-open cannot get stuck.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -105,11 +106,6 @@ impl Breaker {
         State::ALL[usize::from(self.state.load(Ordering::Acquire)).min(2)]
     }
 
-    /// Notes why it has opened, for those who run it.
-    pub fn because(&self, cause: &str) {
-        self.pause().cause = cause.into();
-    }
-
     /// Why it is not closed, if it is not.
     pub fn cause(&self) -> Option<String> {
         (self.state() != State::Closed).then(|| self.pause().cause.clone())
@@ -160,7 +156,7 @@ impl Breaker {
     }
 
     /// Counts a failure; tells whether it has opened the circuit.
-    fn fail(&self, now: Timestamp) -> bool {
+    fn fail(&self, cause: &dyn fmt::Display, now: Timestamp) -> bool {
         self.note_down(now);
         if !self.is_next(&self.last_failure, now) {
             return false;
@@ -176,6 +172,7 @@ impl Breaker {
         if self.state() != State::Closed {
             return false;
         }
+        pause.cause = cause.to_string();
         self.open(&mut pause, now);
         true
     }
@@ -264,8 +261,8 @@ impl Call<'_> {
     }
 
     /// The store did not answer, or that it cannot. Tells whether this has opened the circuit.
-    pub fn failed(self, now: Timestamp) -> bool {
-        self.0.fail(now)
+    pub fn failed(self, cause: &dyn fmt::Display, now: Timestamp) -> bool {
+        self.0.fail(cause, now)
     }
 }
 
@@ -320,7 +317,7 @@ mod tests {
     }
 
     fn fail(breaker: &Breaker, times: u32, now: Timestamp) -> bool {
-        moments(now, times).any(|now| breaker.admit().is_some_and(|call| call.failed(now)))
+        moments(now, times).any(|now| breaker.admit().is_some_and(|call| call.failed(&"no answer", now)))
     }
 
     fn answer(breaker: &Breaker, times: u32, now: Timestamp) {
@@ -358,7 +355,7 @@ mod tests {
             let now = START.plus_micros(second * SECOND);
             answer(&breaker, 20, now);
             for _ in 0..64 {
-                assert!(!breaker.admit().unwrap().failed(now.plus_micros(200_000)));
+                assert!(!breaker.admit().unwrap().failed(&"no answer", now.plus_micros(200_000)));
             }
         }
         assert_eq!(breaker.state(), State::Closed);

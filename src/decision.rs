@@ -4,6 +4,7 @@ use std::cmp::Reverse;
 
 use smallvec::SmallVec;
 
+use crate::config::OnStoreFailure;
 use crate::limit::{Outcome, Verdict};
 use crate::rule::{Check, Checks, Demand, RuleId, Verdicts};
 
@@ -102,17 +103,20 @@ impl Decision {
         }
     }
 
-    /// Some of the checks were charged after the decision: clients are told what is left now.
-    pub fn charged(&mut self, checks: &Checks, told: &[(Check, Verdict)]) {
-        for (charge, told) in told {
-            let known = checks
-                .iter()
-                .position(|check| check.rule == charge.rule && check.on_shard(self.turn).key == charge.key);
-            let Some((check, verdict)) =
-                known.and_then(|index| Some((&checks[index], self.verdicts.get_mut(index)?)))
-            else {
+    /// Some of the checks were charged after the decision: clients are told what is left now. Not by somebody else
+    /// than who decided: what is left of a share says nothing about the whole.
+    pub fn charged(&mut self, checks: &Checks, told: &[(Check, Verdict, Basis)]) {
+        for (charge, told, basis) in told {
+            let is_of =
+                |check: &Check| check.rule == charge.rule && check.on_shard(self.turn).key == charge.key;
+            let Some(index) = checks.iter().position(is_of) else { continue };
+            let check = &checks[index];
+            let (by_fallback, is_local) =
+                (*basis == Basis::Fallback, check.on_store_failure == OnStoreFailure::Local);
+            if by_fallback != (self.basis_of(index) == Basis::Fallback) || by_fallback && !is_local {
                 continue;
-            };
+            }
+            let Some(verdict) = self.verdicts.get_mut(index) else { continue };
             let left = told.remaining.saturating_mul(u64::from(check.shards));
             verdict.remaining = left.min(check.limit.capacity());
             verdict.reset_ms = told.reset_ms;
@@ -204,6 +208,15 @@ impl Decision {
         (!check.votes(), candidate, verdict.is_allowed(), Reverse(verdict.retry_after_ms), left)
     }
 
+    /// How long it is surely worth waiting for a request that was refused: until all that have refused it would not;
+    /// `None` where no wait helps.
+    pub fn retry_after_ms(&self, checks: &Checks) -> Option<u64> {
+        let refusing =
+            || checks.iter().zip(&self.verdicts).filter(|(check, told)| check.votes() && !told.is_allowed());
+        let never = refusing().any(|(_, told)| told.outcome == Outcome::NeverFits);
+        refusing().map(|(_, told)| told.retry_after_ms).max().filter(|_| !never)
+    }
+
     /// Whether it has given that permit, and on what basis it says so.
     pub fn gives(&self, checks: &Checks, permit: u64) -> (bool, Basis) {
         let admitted = self.admission == Admission::Admitted;
@@ -259,5 +272,39 @@ impl Basis {
             Self::Denial => "denial",
             Self::Fallback => "fallback",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::key::{Hasher, Key, Part};
+    use crate::limit::Limit;
+    use crate::limit::token_bucket::TokenBucket;
+
+    /// What is left of a share, after the store has gone, does not stand beside the limit of the whole.
+    #[test]
+    fn only_who_decided_tells_what_is_left_after_a_charge() {
+        let part = Part::known(b"a", &Hasher::new(b""));
+        let limit = Limit::TokenBucket(TokenBucket::new(200, "1".parse().unwrap()).unwrap());
+        let check = Check::own(Key::tenant_route("rl", &part, &part), limit, 1, Demand::Take);
+        let charge = Check { demand: Demand::Debit, ..check.clone() };
+        let verdict =
+            |remaining| Verdict { outcome: Outcome::Allowed, remaining, retry_after_ms: 0, reset_ms: 0 };
+        let left = |decided, told, on_store_failure| {
+            let checks: Checks = smallvec![Check { on_store_failure, ..check.clone() }];
+            let mut decision = Decision::from_verdicts(decided, &checks, smallvec![verdict(150)]);
+            decision.charged(&checks, &[(charge.clone(), verdict(36), told)]);
+            decision.verdicts[0].remaining
+        };
+        let (local, allow) = (OnStoreFailure::Local, OnStoreFailure::Allow);
+        assert_eq!(left(Basis::Store, Basis::Store, local), 36);
+        assert_eq!(left(Basis::Lease, Basis::Store, local), 36);
+        assert_eq!(left(Basis::Store, Basis::Fallback, local), 150);
+        assert_eq!(left(Basis::Fallback, Basis::Store, local), 150);
+        assert_eq!(left(Basis::Fallback, Basis::Fallback, local), 36);
+        assert_eq!(left(Basis::Fallback, Basis::Fallback, allow), 150);
     }
 }

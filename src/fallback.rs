@@ -140,10 +140,12 @@ impl Fallback {
             .iter()
             .map(|check| Check { limit: check.limit.share(gateways, 1), ..check.clone() })
             .collect();
+        // Taken before it is owed: what is missing here tells how much of a debt is still to be debited.
+        let told = self.memory.take_at(&local, now);
         for check in charges.iter().filter(|check| check.demand == Demand::Debit) {
             self.add(node, Debt { check: check.clone(), largest: check.cost });
         }
-        self.memory.take_at(&local, now)
+        told
     }
 
     /// Renews or gives back permits that were given here.

@@ -194,42 +194,39 @@ impl Limiter {
     }
 
     /// Charges what was not taken before the request was answered, or gives back what was taken too much. Each charge
-    /// with what it was told, but for those whose call has no known outcome.
-    pub async fn charge(&self, charges: &Checks) -> Vec<(Check, Verdict)> {
+    /// with what it was told and by whom, but for those whose call has no known outcome.
+    pub async fn charge(&self, charges: &Checks) -> Vec<(Check, Verdict, Basis)> {
         if charges.is_empty() {
             return Vec::new();
         }
         let Some(remote) = &self.remote else {
             // The memory of this process does not fail.
             let told = self.store.acquire(charges).await.unwrap_or_default();
-            return charges.iter().cloned().zip(told).collect();
+            let told = charges.iter().cloned().zip(told);
+            return told.map(|(charge, told)| (charge, told, Basis::Store)).collect();
         };
         let parts = self.in_calls(charges.iter().cloned(), charges.len(), |charge| charge);
         let told = join_all(parts.into_iter().map(|(node, charges)| async move {
             let charges: Checks = charges.into();
-            let told = self.charge_at(remote, node, &charges).await;
-            charges.into_iter().zip(told).collect::<Vec<_>>()
+            let (told, basis) = self.charge_at(remote, node, &charges).await;
+            let told = charges.into_iter().zip(told);
+            told.map(|(charge, told)| (charge, told, basis)).collect::<Vec<_>>()
         }));
         told.await.concat()
     }
 
-    async fn charge_at(&self, remote: &Remote, node: NodeId, charges: &Checks) -> Verdicts {
-        let fallback = &remote.fallback;
-        let Some(call) = remote.breakers.of(node).admit() else {
-            return fallback.charge(node, charges, self.clock.now());
-        };
+    async fn charge_at(&self, remote: &Remote, node: NodeId, charges: &Checks) -> (Verdicts, Basis) {
+        let by_fallback = |now| (remote.fallback.charge(node, charges, now), Basis::Fallback);
+        let Some(call) = remote.breakers.of(node).admit() else { return by_fallback(self.clock.now()) };
         match self.store.acquire(charges).await {
             Ok(told) => {
                 call.answered(self.clock.now());
-                told
+                (told, Basis::Store)
             }
             Err(fault) => {
                 let now = self.clock.now();
                 self.failed(node, call, &fault, now);
-                if fault.may_have_run() {
-                    return Verdicts::new();
-                }
-                fallback.charge(node, charges, now)
+                if fault.may_have_run() { (Verdicts::new(), Basis::Store) } else { by_fallback(now) }
             }
         }
     }
@@ -298,9 +295,6 @@ impl Limiter {
     fn tell(&self, node: NodeId, to: State, cause: &str) {
         self.metrics.breaker_transitions.with_label_values(&[to.label()]).inc();
         self.metrics.breaker_state.set(self.breaker_state() as i64);
-        if let Some(remote) = self.remote.as_ref().filter(|_| to == State::Open) {
-            remote.breakers.of(node).because(cause);
-        }
         let known = self.store.describe().into_iter().find(|known| known.id == node);
         let (to, node) = (to.label(), known.map(|node| node.address).unwrap_or_default());
         if to == State::Closed.label() {
@@ -312,7 +306,7 @@ impl Limiter {
 
     /// Counts a call that gave no decision.
     fn failed(&self, node: NodeId, call: Call<'_>, fault: &StoreFault, now: Timestamp) {
-        if fault.is_of_the_node() && call.failed(now) {
+        if fault.is_of_the_node() && call.failed(fault, now) {
             self.tell(node, State::Open, &fault.to_string());
         }
         self.note(fault, now);
