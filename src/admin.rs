@@ -73,7 +73,10 @@ impl ServeHttp for Admin {
                 Err(refusal) => *refusal,
             },
             (_, "/-/reload") => not_allowed("POST"),
-            _ => not_allowed(READ),
+            (_, path) => match self.read(path) {
+                unknown if unknown.status() == StatusCode::NOT_FOUND => unknown,
+                _ => not_allowed(READ),
+            },
         };
         if method == Method::HEAD {
             response.body_mut().clear();
@@ -105,8 +108,8 @@ impl Admin {
         }
     }
 
-    /// Ready from when traffic is taken until the end begins. A store that is away makes a gateway degraded,
-    /// not unready: else one sick Redis would take every gateway out at once.
+    /// Ready from when traffic is taken until the end begins. A store or a database
+    /// that is away makes a gateway degraded, not unready: else one sick Redis would take every gateway out at once.
     fn ready(&self) -> Response<Vec<u8>> {
         if self.draining.load(std::sync::atomic::Ordering::Relaxed) {
             return text(StatusCode::SERVICE_UNAVAILABLE, "shutting down\n");
@@ -118,9 +121,15 @@ impl Admin {
             let why = "keys are looked up, and no database has told any yet\n";
             return text(StatusCode::SERVICE_UNAVAILABLE, why);
         }
-        let state =
-            if self.limiter.store_is_up() { "ready\n" } else { "ready, degraded: the store is down\n" };
-        text(StatusCode::OK, state)
+        text(
+            StatusCode::OK,
+            match (self.limiter.store_is_up(), self.reloader.database_is_up()) {
+                (true, true) => "ready\n",
+                (false, true) => "ready, degraded: the store is down\n",
+                (true, false) => "ready, degraded: the database is down\n",
+                (false, false) => "ready, degraded: the store is down, the database is down\n",
+            },
+        )
     }
 
     fn status(&self) -> Value {

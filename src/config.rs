@@ -10,6 +10,7 @@ mod fields;
 mod rows;
 mod rules;
 mod split;
+mod warnings;
 mod yaml;
 
 use std::net::SocketAddr;
@@ -406,18 +407,17 @@ fn understand(root: &Node<'_>, rows: Vec<Row>, mut reading: Reading<'_>) -> (Opt
         let message = "`lookup` needs a database: set rules.database.url";
         reading.fault(config.identity.keys.place, "identity.tenant.keys", message);
     }
-    for rule in &config.rules.named {
-        if !config.routes.iter().any(|route| route.rules.iter().any(|name| *name.value == *rule.name.value)) {
-            let message = format!("no route has `{}` in its rules: it never holds anybody", rule.name.value);
-            config.warnings.push(Fault::new(rule.name.place, "rules.named", message));
-        }
-    }
+    let warnings = warnings::of(&config);
+    config.warnings.extend(warnings);
     (Some(config), reading.faults)
 }
 
-/// Whether one of two sockets would take what the other listens for.
+/// Whether one of two sockets would take what the other listens for. `[::]` listens for IPv4 as well.
 fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
-    a.port() == b.port() && (a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified())
+    let takes = |all: SocketAddr, one: SocketAddr| {
+        all.ip().is_unspecified() && (all.is_ipv6() || one.ip().to_canonical().is_ipv4())
+    };
+    a.port() == b.port() && (a.ip() == b.ip() || takes(a, b) || takes(b, a))
 }
 
 /// Reads rows alone: a list of them, or a mapping with `rows`. `Err` has every fault.

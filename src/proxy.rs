@@ -6,7 +6,6 @@
 
 mod access_log;
 pub mod answer;
-pub mod certificates;
 pub mod cost;
 pub mod facts;
 pub mod gate;
@@ -20,6 +19,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use async_trait::async_trait;
+use http::HeaderName;
 use pingora::http::{RequestHeader, ResponseHeader};
 use pingora::modules::http::HttpModules;
 use pingora::prelude::{Error, ErrorType, HttpPeer, OrErr as _};
@@ -43,6 +43,13 @@ use crate::snapshot::Snapshot;
 
 /// How long a connection may wait for its next request.
 const IDLE_SECONDS: u64 = 60;
+
+/// With these an upstream may be asked for another method than the one that the route and its limits were chosen by.
+const METHOD_OVERRIDES: [HeaderName; 3] = [
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-http-method"),
+    HeaderName::from_static("x-method-override"),
+];
 
 /// The gateway, as Pingora drives it.
 pub struct Gateway {
@@ -185,6 +192,9 @@ impl ProxyHttp for Gateway {
         request: &mut RequestHeader,
         _ctx: &mut Context,
     ) -> pingora::Result<()> {
+        for name in &METHOD_OVERRIDES {
+            request.remove_header(name);
+        }
         if let Some(client) = session.client_addr().and_then(|address| address.as_inet()) {
             // No address is longer, so nothing is allocated but the value itself.
             let mut text = SmallVec::<[u8; 48]>::new();

@@ -15,9 +15,9 @@ use crate::config::{Config, Rules, env};
 use crate::logging::LogLevel;
 use crate::metrics::Metrics;
 use crate::proxy::Live;
-use crate::proxy::certificates::Certificates;
 use crate::proxy::upstream::ResolveError;
-use crate::source::{self, ReadError};
+use crate::source::certificates::Certificates;
+use crate::source::{self, Loaded, ReadError};
 use crate::store::redis::RedisStore;
 
 /// Swaps in what the configuration file says now.
@@ -173,9 +173,8 @@ impl Reloader {
         let text = source::file::read(path)?;
         let revision = self.live.load().snapshot.revision + 1;
         let faulty = |faults| ReloadError::Faults { path: path.clone(), faults };
-        let (config, snapshot) =
+        let Loaded { config, snapshot, certificates } =
             source::load_again(&text, &env::process, book, revision, &self.started_with).map_err(faulty)?;
-        let certificates = Certificates::load(&config.listeners).map_err(faulty)?;
         let live = Live::new(&config, snapshot, &self.metrics)
             .map_err(|error| ReloadError::Resolve { path: path.clone(), error })?;
         let needs_restart = needs_restart(&self.started_with, &config);

@@ -30,7 +30,7 @@ use self::traffic::Traffic;
 use crate::admin::Admin;
 use crate::breaker::Breakers;
 use crate::clock::{Clock, SystemClock};
-use crate::config::fault::{Fault, Placed};
+use crate::config::fault::Placed;
 use crate::config::{self, Config};
 use crate::denials::Denials;
 use crate::fallback::Fallback;
@@ -42,13 +42,13 @@ use crate::limit::Limit;
 use crate::limiter::{Limiter, Remote};
 use crate::logging::LogLevel;
 use crate::metrics::Metrics;
-use crate::proxy::certificates::{Certificates, Chains};
 use crate::proxy::proxy_protocol::{Connections, ProxiedListener, ProxyProtocol};
 use crate::proxy::upstream::ResolveError;
 use crate::proxy::{Gateway, Live};
 use crate::reload::Reloader;
 use crate::rule::{Check, Demand};
-use crate::snapshot::Snapshot;
+use crate::source::Loaded;
+use crate::source::certificates::Chains;
 use crate::source::postgres::DatabaseError;
 use crate::source::postgres::feed::Feed;
 use crate::store::Store;
@@ -69,9 +69,6 @@ pub enum StartError {
         /// What the system says.
         reason: std::io::Error,
     },
-    /// Certificates cannot be used.
-    #[error("there are certificates that cannot be used")]
-    Certificates(Vec<Fault>),
     /// TLS cannot be spoken.
     #[error("TLS: {0}")]
     Tls(String),
@@ -100,10 +97,8 @@ pub enum StartError {
 
 /// What to run: a configuration, the snapshot of it, and where it came from.
 pub struct Setup<'a> {
-    /// The configuration.
-    pub config: Config,
-    /// Its snapshot.
-    pub snapshot: Snapshot,
+    /// The configuration, and what it names.
+    pub loaded: Loaded,
     /// The file to read again on SIGHUP; none for the demo.
     pub path: Option<&'a Path>,
     /// The log's level, to be changed by a reload.
@@ -121,12 +116,13 @@ pub fn run_with<S>(setup: Setup<'_>, also: Option<(Socket, S)>) -> Result<(), St
 where
     S: ServeHttp + Send + Sync + 'static,
 {
-    let Setup { config, snapshot, path, log_level } = setup;
+    let Setup { loaded, path, log_level } = setup;
+    let Loaded { config, snapshot, certificates } = loaded;
     for warning in &config.warnings {
         tracing::warn!(place = %warning.place, field = warning.field, "{}", warning.message);
     }
     pingora::tls::install_default_crypto_provider();
-    let certificates = Arc::new(Certificates::load(&config.listeners).map_err(StartError::Certificates)?);
+    let certificates = Arc::new(certificates);
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::start());
     let metrics = Metrics::new()?;
     let memory = Arc::new(MemoryStore::new(config.store.max_keys, Arc::clone(&clock)));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use rpds::HashTrieMapSync as Map;
 use smallvec::smallvec;
 
-pub use self::named::{Asked, Missing};
+pub use self::named::{Asked, ValueFault};
 use self::named::{Hands, Named};
 use self::rules::{Entry, Origin, Rules, Tenant};
 use crate::book::{Book, BookRow, Change, Holder, RowId};
@@ -252,7 +252,7 @@ impl Snapshot {
         asked: &Asked<'_>,
         now: Timestamp,
         note_missing: &mut dyn FnMut(&RuleId),
-    ) -> Result<Checks, Missing> {
+    ) -> Result<Checks, ValueFault> {
         let mut checks = self.tenant_checks(route, subject, asked.cost, now);
         let named = self.named.get(route.index()).map(Vec::as_slice).unwrap_or_default();
         if !named.is_empty() {

@@ -1,9 +1,11 @@
 //! Where routes and rules come from: a file, and a PostgreSQL whose last good rules are kept on disk.
 
 pub mod cache;
+pub mod certificates;
 pub mod file;
 pub mod postgres;
 
+use certificates::Certificates;
 pub use file::ReadError;
 use serde_json::{Value, json};
 
@@ -14,11 +16,22 @@ use crate::limit::token_bucket::TokenBucket;
 use crate::snapshot::Snapshot;
 use crate::store::redis::RedisStore;
 
+/// What a configuration says, ready to be served.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// Its routes and rules, with those of the database.
+    pub snapshot: Snapshot,
+    /// The certificates of its listeners.
+    pub certificates: Certificates,
+}
+
 /// From the text of a configuration to what is served; the same for `check`, the start and a reload.
 ///
 /// # Errors
 /// Every fault, in the order of the file.
-pub fn load(text: &str, lookup: env::Lookup<'_>) -> Result<(Config, Snapshot), Vec<Fault>> {
+pub fn load(text: &str, lookup: env::Lookup<'_>) -> Result<Loaded, Vec<Fault>> {
     let (config, faults) = config::read_all(text, lookup);
     build(config, faults, &Book::default(), 1)
 }
@@ -34,7 +47,7 @@ pub fn load_again(
     book: &Book,
     revision: u64,
     running: &Config,
-) -> Result<(Config, Snapshot), Vec<Fault>> {
+) -> Result<Loaded, Vec<Fault>> {
     let (mut config, faults) = config::read_all(text, lookup);
     let names_of = |config: &Config| (config.store.key_prefix.clone(), config.identity.hash_secret.clone());
     let mut written = None;
@@ -46,12 +59,12 @@ pub fn load_again(
             config.identity.keys = running.identity.keys;
         }
     }
-    let (mut config, snapshot) = build(config, faults, book, revision)?;
+    let mut loaded = build(config, faults, book, revision)?;
     if let Some((names, keys)) = written {
-        (config.store.key_prefix, config.identity.hash_secret) = names;
-        config.identity.keys = keys;
+        (loaded.config.store.key_prefix, loaded.config.identity.hash_secret) = names;
+        loaded.config.identity.keys = keys;
     }
-    Ok((config, snapshot))
+    Ok(loaded)
 }
 
 /// The row that a JSON object says, read like one of a configuration, so that the same is right here and
@@ -109,7 +122,7 @@ fn build(
     mut faults: Vec<Fault>,
     book: &Book,
     revision: u64,
-) -> Result<(Config, Snapshot), Vec<Fault>> {
+) -> Result<Loaded, Vec<Fault>> {
     if let Some(config) = config {
         if let Some(redis) = &config.store.redis
             && let Err(error) = RedisStore::check(redis)
@@ -121,10 +134,10 @@ fn build(
         {
             faults.push(Fault::new(database.url.place, "rules.database.url", error.to_string()));
         }
-        match Snapshot::build(&config, book, revision) {
-            Err(more) => faults.extend(more),
-            Ok(snapshot) if faults.is_empty() => return Ok((config, snapshot)),
-            Ok(_) => {}
+        let certificates = Certificates::load(&config.listeners).map_err(|more| faults.extend(more));
+        let snapshot = Snapshot::build(&config, book, revision).map_err(|more| faults.extend(more));
+        if let (Ok(certificates), Ok(snapshot), true) = (certificates, snapshot, faults.is_empty()) {
+            return Ok(Loaded { config, snapshot, certificates });
         }
     }
     faults.sort();

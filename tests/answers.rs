@@ -495,6 +495,23 @@ rules: {{default: {{capacity: 1000, refill_per_second: 1000}}}}
     assert!(one.heads()[0].contains("X-Forwarded-For: 127.0.0.1"), "{}", one.heads()[0]);
 }
 
+/// B127: a request is what its own method says, for its limits as for its upstream.
+#[test]
+fn another_method_is_not_forwarded() {
+    let upstream = Upstream::start();
+    let gateway = small(&upstream);
+    for header in ["X-HTTP-Method-Override", "x-http-method", "X-Method-Override"] {
+        let mut client = Connection::open(gateway.port);
+        client.send(format!(
+            "GET / HTTP/1.1\r\nHost: a\r\nX-Api-Key: {header}\r\n{header}: POST\r\nX-Method: 1\r\n\r\n"
+        ));
+        assert_eq!(client.response().status, 200);
+        let head = upstream.heads().pop().unwrap();
+        assert!(head.starts_with("GET / ") && head.contains("X-Method: 1"), "{head}");
+        assert!(!head.contains("POST"), "{head}");
+    }
+}
+
 #[test]
 fn without_a_key_everybody_may_be_anonymous() {
     let upstream = Upstream::start();

@@ -93,7 +93,7 @@ fn what_cannot_be_used_is_told_with_its_place() {
     write(folder, "two", &["two.test"]);
     std::fs::write(folder.join("empty.pem"), "").unwrap();
     let text = "upstreams: {u: {servers: [127.0.0.1:9]}}
-routes: [{id: a, match: {path: /}, upstream: u}]
+routes: [{id: a, match: {path: /}, upstream: u}, {id: a, match: {path: /b}, upstream: u}]
 admin: {address: 127.0.0.1:9}
 listeners:
   - address: 127.0.0.1:7
@@ -119,7 +119,8 @@ listeners:
             "c.yaml:10:11: listeners[0].tls.certificates[2]: cannot read missing.pem: No such file or directory",
             "c.yaml:11:11: listeners[0].tls.certificates[3]: empty.pem: expected PEM with a private key",
             "c.yaml:12:11: listeners[0].tls.certificates[4]: one.key: expected PEM with a certificate",
-            "c.yaml: 4 faults",
+            "c.yaml:2:",
+            "c.yaml: 5 faults",
         ] {
             assert!(said.contains(expect), "{command}: {expect}\n{said}");
         }

@@ -124,6 +124,11 @@ fn reload_over_http_needs_the_token() {
     assert_eq!(post(&format!("Authorization: Bearer{TOKEN}\r\n")).status, 401);
     let read = get(gateway.admin, "/-/reload", "");
     assert_eq!((read.status, read.header("allow")), (405, Some("POST")));
+    let mut client = Connection::open(gateway.admin);
+    for (path, status) in [("/healthz", 405), ("/nowhere", 404)] {
+        client.send(format!("POST {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"));
+        assert_eq!(client.response().status, status, "{path}");
+    }
     assert_eq!(gateway.get("/", "a").header("x-ratelimit-limit"), Some("9"));
 }
 

@@ -274,6 +274,8 @@ fn a_start_without_the_database() {
     expect(&gateway);
     assert!(gateway.log().contains("beginning with the last good rules, kept on disk"));
     assert_eq!(get(gateway.admin, "/api/v1/status", "").json()["database"]["up"], false);
+    let ready = get(gateway.admin, "/readyz", "");
+    assert_eq!((ready.status, &*ready.body), (200, "ready, degraded: the database is down\n"));
     drop(gateway);
     for broken in ["", "half", "another database"] {
         let text = std::fs::read_to_string(&cache).unwrap_or_default();

@@ -8,9 +8,8 @@ use anyhow::Context as _;
 use super::EXIT_FAULTS;
 use crate::config::fault::Fault;
 use crate::config::{Config, env};
-use crate::proxy::certificates::Certificates;
 use crate::snapshot::Snapshot;
-use crate::source;
+use crate::source::{self, Loaded};
 
 pub(super) fn run(path: &Path) -> ExitCode {
     let files = if path.is_dir() { yaml_files(path) } else { Ok(vec![path.to_owned()]) };
@@ -37,12 +36,8 @@ fn check(path: &Path) -> bool {
             return false;
         }
     };
-    let loaded = source::load(&text, &env::process).and_then(|(config, snapshot)| {
-        Certificates::load(&config.listeners)?;
-        Ok((config, snapshot))
-    });
-    match loaded {
-        Ok((config, snapshot)) => {
+    match source::load(&text, &env::process) {
+        Ok(Loaded { config, snapshot, .. }) => {
             for warning in &config.warnings {
                 eprintln!(
                     "{}:{}: warning: {}: {}",

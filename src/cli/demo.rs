@@ -41,11 +41,11 @@ impl Demo {
             .replace("8080", &self.port.to_string())
             .replace("9090", &self.admin_port.to_string())
             .replace("9001", &echo.0.port().to_string());
-        let (config, snapshot) = source::load(&text, &|_| None)
+        let loaded = source::load(&text, &|_| None)
             .map_err(|faults| anyhow::anyhow!("the demo's own configuration has faults: {faults:?}"))?;
         let log_level = logging::start(Level::Warn, LogFormat::Text);
         self.introduce();
-        server::run_with(Setup { config, snapshot, path: None, log_level }, Some((echo, Echo)))
+        server::run_with(Setup { loaded, path: None, log_level }, Some((echo, Echo)))
             .context("the demo did not start")?;
         Ok(ExitCode::SUCCESS)
     }

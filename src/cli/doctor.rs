@@ -28,7 +28,7 @@ impl Doctor {
     pub(super) fn run(&self) -> anyhow::Result<ExitCode> {
         let text = source::file::read(&self.config)?;
         let config = match source::load(&text, &env::process) {
-            Ok((config, _)) => config,
+            Ok(loaded) => loaded.config,
             Err(faults) => {
                 check::print_faults(&self.config, &faults);
                 return Ok(EXIT_FAULTS.into());

@@ -23,7 +23,7 @@ pub(super) fn run(path: &Path) -> anyhow::Result<ExitCode> {
             return Ok(EXIT_FAULTS.into());
         }
     };
-    let (config, snapshot) = match source::load(&text, &env::process) {
+    let loaded = match source::load(&text, &env::process) {
         Ok(loaded) => loaded,
         Err(faults) => {
             check::print_faults(path, &faults);
@@ -31,6 +31,7 @@ pub(super) fn run(path: &Path) -> anyhow::Result<ExitCode> {
         }
     };
     drop(text);
+    let config = &loaded.config;
     let log_level = logging::start(config.log.level, config.log.format);
     let addresses: Vec<String> =
         config.listeners.iter().map(|listener| listener.address.value.to_string()).collect();
@@ -38,14 +39,10 @@ pub(super) fn run(path: &Path) -> anyhow::Result<ExitCode> {
         traffic = addresses.join(", "),
         admin = %config.admin.address.value,
         routes = config.routes.len(),
-        rows = snapshot.rows(),
+        rows = loaded.snapshot.rows(),
         "starting"
     );
-    match server::run(Setup { config, snapshot, path: Some(path), log_level }) {
-        Err(StartError::Certificates(faults)) => {
-            check::print_faults(path, &faults);
-            Ok(EXIT_FAULTS.into())
-        }
+    match server::run(Setup { loaded, path: Some(path), log_level }) {
         Err(error @ (StartError::Bind { .. } | StartError::Resolve(_))) => {
             eprintln!("{}:{error}", path.display());
             Ok(ExitCode::FAILURE)

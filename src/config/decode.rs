@@ -22,7 +22,7 @@ use super::fields::{Reading, join, placed};
 use super::yaml::{Kind, Node};
 use super::{
     Admin, Certificate, ClientAddress, Config, Cors, Headers, Identity, Keys, Level, Listener, Log,
-    LogFormat, Missing, OnStoreFailure, Row, Secret,
+    LogFormat, Missing, OnStoreFailure, Row, Secret, overlap,
 };
 
 const ON_STORE_FAILURE: [(&str, OnStoreFailure); 3] =
@@ -159,8 +159,9 @@ fn listeners_of(
             Some(is_on)
         });
         let Some(address) = address_node.and_then(|node| address(node, &address_field, r)) else { continue };
-        if listeners.iter().any(|other| other.address.value == address.value) {
-            r.fault(address.place, &address_field, format!("{} is listened on twice", address.value));
+        if let Some(other) = listeners.iter().find(|other| overlap(other.address.value, address.value)) {
+            let message = format!("{} is listened on twice: see {}", address.value, other.address.place);
+            r.fault(address.place, &address_field, message);
         }
         listeners.push(Listener { address, tls, proxy_protocol: proxied.unwrap_or(false) });
     }
@@ -192,10 +193,11 @@ fn admin_of(root: &Node<'_>, node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Ad
     let default = Placed { value: SocketAddr::from((Ipv4Addr::LOCALHOST, 9090)), place: root.place };
     let Some(node) = node else { return Admin { address: default, token: None } };
     let [address_node, token] = r.fields(node, "admin", ["address", "token"]);
-    let token = token.and_then(|node| r.text(node, "admin.token")).filter(|token| !token.is_empty());
+    let token = token.and_then(|node| r.text(node, "admin.token"));
     Admin {
         address: address_node.and_then(|node| address(node, "admin.address", r)).unwrap_or(default),
-        token: token.map(|token| Secret(token.into_owned())),
+        // As a header has it: without blanks around it, such as the end of the line of a secret's file.
+        token: token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty()).map(Secret),
     }
 }
 

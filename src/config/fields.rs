@@ -127,7 +127,7 @@ impl Reading<'_> {
     /// A tenant, as the header names it, which has no blanks around its value.
     pub fn tenant(&mut self, node: &Node<'_>, field: &str) -> Option<Box<str>> {
         let name = self.name(node, field)?;
-        if name.trim().len() < name.len() {
+        if name.trim_ascii().len() < name.len() {
             let message = format!("can never match: a header has no blanks around its value, got `{name}`");
             self.fault(node.place, field, message);
             return None;

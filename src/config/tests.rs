@@ -163,6 +163,53 @@ fn what_does_nothing_yet_is_said() {
     assert_eq!(fields, ["cluster.region"]);
 }
 
+/// B085: a row that holds nobody is told of.
+#[test]
+fn what_never_holds_anybody_is_said() {
+    let text = "upstreams: {u: {servers: [127.0.0.1:9001]}}
+routes: [{id: r, match: {path: /r}, upstream: u}, {id: off, match: {path: /off}, upstream: u, tenant_rule: \"off\"}]
+rules:
+  exempt: {tenants: [e]}
+  rows:
+    - {tenant: a, route: off, capacity: 5, refill_per_second: 1}
+    - {tenant: a, route: r, capacity: 5, refill_per_second: 1}
+    - {tenant: e, capacity: 5, refill_per_second: 1}
+    - {plan: p, route: r, capacity: 5, refill_per_second: 1}
+";
+    let fields = |text: &str| -> Vec<String> {
+        let config = read(text, &|_| None).unwrap();
+        config.warnings.iter().map(|warning| warning.field.clone()).collect()
+    };
+    assert_eq!(fields(text), ["rules.rows[0]", "rules.rows[2]", "rules.rows[3]"]);
+    let with_database = text.replace("  exempt", "  database: {url: \"postgres://localhost/x\"}\n  exempt");
+    assert_eq!(fields(&with_database), ["rules.rows[0]", "rules.rows[2]"]);
+}
+
+/// B125: an exact path is one spelling of many.
+#[test]
+fn a_login_that_another_spelling_goes_around_is_said() {
+    let warnings = |login: &str, rest: &str| -> Vec<String> {
+        let text = format!(
+            "upstreams: {{u: {{servers: [127.0.0.1:9001]}}}}
+routes: [{{id: login, match: {{path: {login}}}, upstream: u, rules: [tries]}}, {{id: rest, {rest}, upstream: u}}]
+rules: {{named: [{{name: tries, key: [client_address], limit: {{fixed_window: {{limit: 9, window: 1h}}}}}}]}}
+"
+        );
+        read(&text, &|_| None).unwrap().warnings.iter().map(|warning| warning.message.clone()).collect()
+    };
+    assert!(warnings("/a/login", "match: {path: /*}")[0].starts_with("`/a/login/`, `/a/login.json`"));
+    assert_eq!(warnings("/a/Login", "match: {path: /a/*}").len(), 1);
+    for (login, rest) in [
+        ("/a/login", "match: {path: /b/*}"),
+        ("/a/login", "match: {path: /*}, rules: [tries]"),
+        ("/a/login", "match: {path: /*, host: other.test}"),
+        ("/a/orders", "match: {path: /*}"),
+        ("/login/*", "match: {path: /*}"),
+    ] {
+        assert_eq!(warnings(login, rest), Vec::<String>::new(), "{login} {rest}");
+    }
+}
+
 #[test]
 fn hot_keys_as_written_and_by_default() {
     let hot_keys = good("").hot_keys;

@@ -90,9 +90,7 @@ impl Answer {
         Self {
             kind: "https://iana.org/assignments/http-problem-types#quota-exceeded",
             // A wait that would not help is not promised.
-            retry_after: never
-                .is_none()
-                .then(|| retry_after(over().map(|(verdict, _)| verdict.retry_after_ms).max().unwrap_or(0))),
+            retry_after: decision.retry_after_ms(checks).map(retry_after),
             violated: over()
                 .filter(|(_, check)| !check.rule.is_hidden())
                 .map(|(_, check)| check.rule.clone())
@@ -186,6 +184,7 @@ impl Answer {
         let code = match self.status {
             StatusCode::TOO_MANY_REQUESTS => 8,
             StatusCode::UNAUTHORIZED => 16,
+            StatusCode::FORBIDDEN => 7,
             StatusCode::NOT_FOUND => 12,
             StatusCode::BAD_REQUEST | StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => 3,
             StatusCode::GATEWAY_TIMEOUT => 4,

@@ -11,7 +11,7 @@ use super::gate::{self, Rejection};
 use crate::clock::Timestamp;
 use crate::route::{Route, RouteId};
 use crate::rule::{Checks, RuleId};
-use crate::snapshot::{Asked, Missing, Snapshot, Subject};
+use crate::snapshot::{Asked, Snapshot, Subject, ValueFault};
 
 /// Route and tenant of one request.
 #[derive(Debug)]
@@ -61,9 +61,10 @@ impl<'r> Facts<'r> {
         let Some(subject) = &self.subject else { return Ok(Checks::new()) };
         let asked =
             Asked { headers: &request.headers, path: &self.path, client: self.client, cost: self.cost };
-        snapshot
-            .checks(self.route, subject, &asked, now, note_missing)
-            .map_err(|Missing(what)| Rejection::MissingValue(what))
+        snapshot.checks(self.route, subject, &asked, now, note_missing).map_err(|fault| match fault {
+            ValueFault::Missing(what) => Rejection::MissingValue(what),
+            ValueFault::Several(what) => Rejection::SeveralValues(what),
+        })
     }
 
     /// The path to forward, where the one that came is not in normal form.

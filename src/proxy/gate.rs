@@ -40,6 +40,9 @@ pub enum Rejection {
     /// A rule is keyed by what it does not have.
     #[error("{0} is missing or empty")]
     MissingValue(String),
+    /// A rule is keyed by what it has several times.
+    #[error("{0} was sent more than once: expected one value")]
+    SeveralValues(String),
 }
 
 impl Rejection {
@@ -58,6 +61,7 @@ impl Rejection {
             Self::Path(_) => "path",
             Self::Cost(_) => "cost",
             Self::MissingValue(_) => "missing_value",
+            Self::SeveralValues(_) => "several_values",
             Self::Identity(IdentityError::Missing(_)) => "no_tenant",
             Self::Identity(IdentityError::Unknown(_)) => "unknown_key",
             Self::Identity(IdentityError::Suspended) => "suspended",

@@ -10,7 +10,7 @@ use pingora::http::ResponseHeader;
 use pingora::prelude::{ErrorType, OrErr as _, Result};
 
 use crate::config::{Cors, Headers};
-use crate::decision::Decision;
+use crate::decision::{Admission, Decision};
 use crate::limit::Outcome;
 use crate::rule::Checks;
 
@@ -36,10 +36,16 @@ pub fn write(
     let mut put = |name: &'static str, number| response.insert_header(name, values.number(number)?);
     let (check, verdict) = (&checks[index], &decision.verdicts[index]);
     let limit = check.limit.capacity();
-    let remaining = verdict.remaining;
-    let seconds = match verdict.outcome {
-        Outcome::Refused => retry_after(verdict.retry_after_ms),
-        Outcome::Allowed | Outcome::NeverFits | Outcome::Leased(_) => seconds(verdict.reset_ms),
+    // Refused by a rule of which clients do not know: they are told how it is, not by whom.
+    let by_a_hidden_one = decision.admission == Admission::Refused && verdict.is_allowed();
+    let (remaining, seconds) = match verdict.outcome {
+        Outcome::Refused => (verdict.remaining, retry_after(verdict.retry_after_ms)),
+        _ if by_a_hidden_one => {
+            (0, decision.retry_after_ms(checks).map_or(seconds(verdict.reset_ms), retry_after))
+        }
+        Outcome::Allowed | Outcome::NeverFits | Outcome::Leased(_) => {
+            (verdict.remaining, seconds(verdict.reset_ms))
+        }
     };
     put("X-RateLimit-Remaining", remaining)?;
     if check.rule.is_hidden() {

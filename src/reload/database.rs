@@ -169,6 +169,11 @@ impl Reloader {
         })
     }
 
+    /// Whether the database answered last, or there is none.
+    pub fn database_is_up(&self) -> bool {
+        self.database.health().error.is_none()
+    }
+
     /// Whether requests can be told apart: false where keys are looked up and none were ever read.
     pub fn has_keys(&self) -> bool {
         self.live.load().snapshot.keys == Keys::Plain || self.database.health().version.is_some()

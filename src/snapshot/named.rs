@@ -23,9 +23,14 @@ pub struct Asked<'r> {
     pub cost: u64,
 }
 
-/// A rule that rejects requests without a value has found none: what is missing.
+/// A rule cannot tell by which value to count a request, and refuses it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Missing(pub String);
+pub enum ValueFault {
+    /// This is missing.
+    Missing(String),
+    /// This was sent more than once, with different values.
+    Several(String),
+}
 
 /// A named rule on one route.
 #[derive(Debug)]
@@ -100,7 +105,7 @@ impl Named {
         subject: &Subject<'_>,
         asked: &Asked<'_>,
         now: Timestamp,
-    ) -> Result<Option<Check>, Missing> {
+    ) -> Result<Option<Check>, ValueFault> {
         let rule = &self.rule;
         if rule.mode == Mode::Off {
             return Ok(None);
@@ -116,9 +121,14 @@ impl Named {
                 KeySource::Route => hands.route.clone(),
                 KeySource::Global => Part::known(b"global", hands.hasher),
                 KeySource::Header(_) | KeySource::Cookie(_) => {
-                    let value = sent(source, asked.headers);
-                    missing = missing.or(value.is_empty().then_some(source));
-                    hands.hasher.part(&value)
+                    let (value, others) = sent(source, asked.headers);
+                    // Which of several an upstream reads is not known here: each could be a new bucket for the same
+                    // account.
+                    if others && rule.mode == Mode::Enforce {
+                        return Err(ValueFault::Several(name_of(source)));
+                    }
+                    missing = missing.or(value.is_none().then_some(source));
+                    hands.hasher.part(value.unwrap_or_default())
                 }
                 KeySource::Path(_) => {
                     let segment = segments.next().and_then(|index| asked.path.split('/').nth(*index));
@@ -130,8 +140,10 @@ impl Named {
             (hands.note_missing)(&self.id);
             match rule.missing {
                 MissingValue::Share => {}
-                MissingValue::Skip => return Ok(None),
-                MissingValue::Reject => return Err(Missing(name_of(source))),
+                MissingValue::Reject if rule.mode == Mode::Enforce => {
+                    return Err(ValueFault::Missing(name_of(source)));
+                }
+                MissingValue::Skip | MissingValue::Reject => return Ok(None),
             }
         }
         let limit = rule.limit.value.on(now);
@@ -182,16 +194,13 @@ pub(super) struct Hands<'s> {
     pub(super) note_missing: &'s mut dyn FnMut(&RuleId),
 }
 
-/// What a request has sent in a header or cookie: all lines or values, for which one an upstream reads is not known
-/// here. Each stands behind its length, so that two are not one with a comma in it. Empty if there is none: who
-/// leaves it away shares one bucket with all who do.
-fn sent(source: &KeySource, headers: &http::HeaderMap) -> Vec<u8> {
-    let mut all = Vec::new();
-    let mut add = |value: &[u8]| {
-        let value = value.trim_ascii();
-        if !value.is_empty() {
-            all.extend_from_slice(&(value.len() as u64).to_be_bytes());
-            all.extend_from_slice(value);
+/// The value that a request has sent in a header or cookie, if it has; and whether it has sent another one as well.
+fn sent<'r>(source: &KeySource, headers: &'r http::HeaderMap) -> (Option<&'r [u8]>, bool) {
+    let (mut value, mut others) = (None, false);
+    let mut add = |another: &'r [u8]| {
+        let another = another.trim_ascii();
+        if !another.is_empty() {
+            others |= *value.get_or_insert(another) != another;
         }
     };
     match source {
@@ -209,10 +218,10 @@ fn sent(source: &KeySource, headers: &http::HeaderMap) -> Vec<u8> {
         }
         _ => {}
     }
-    all
+    (value, others)
 }
 
-/// What is missing, for the answer.
+/// What it is, for the answer.
 fn name_of(source: &KeySource) -> String {
     match source {
         KeySource::Header(name) => format!("the header {name}"),

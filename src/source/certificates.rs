@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use rustls::client::verify_server_name;
-use rustls::crypto::CryptoProvider;
+use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
@@ -29,13 +29,13 @@ impl Certificates {
     /// # Errors
     /// Every certificate that cannot be used, each with its place.
     pub fn load(listeners: &[Listener]) -> Result<Self, Vec<Fault>> {
-        pingora::tls::install_default_crypto_provider();
+        let provider = ring::default_provider();
         let (mut all, mut faults) = (Vec::new(), Vec::new());
         for (index, listener) in listeners.iter().enumerate().filter(|(_, listener)| !listener.tls.is_empty())
         {
             let mut chains = Vec::new();
             for (position, written) in listener.tls.iter().enumerate() {
-                match chain(&written.value) {
+                match chain(&written.value, &provider) {
                     Ok(chain) => chains.push(Arc::new(chain)),
                     Err(message) => {
                         let field = format!("listeners[{index}].tls.certificates[{position}]");
@@ -83,8 +83,7 @@ fn is_for(chain: &CertifiedKey, name: &ServerName<'_>) -> bool {
 }
 
 /// A chain with its key, if they belong together.
-fn chain(files: &Certificate) -> Result<CertifiedKey, String> {
-    let provider = CryptoProvider::get_default().ok_or("there is no cryptography to use it with")?;
+fn chain(files: &Certificate, provider: &CryptoProvider) -> Result<CertifiedKey, String> {
     let unreadable = |path: &std::path::Path, what: &str, error: pem::Error| match error {
         pem::Error::Io(error) => format!("cannot read {}: {error}", path.display()),
         pem::Error::NoItemsFound => format!("{}: expected PEM with {what}", path.display()),
@@ -98,6 +97,9 @@ fn chain(files: &Certificate) -> Result<CertifiedKey, String> {
     }
     let private =
         PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, "a private key", error))?;
-    CertifiedKey::from_der(chain, private, provider)
-        .map_err(|error| format!("{} and {} do not go together: {error}", cert.display(), key.display()))
+    CertifiedKey::from_der(chain, private, provider).map_err(|error| {
+        let apart = matches!(error, rustls::Error::InconsistentKeys(_));
+        let what = if apart { "do not go together" } else { "cannot be used" };
+        format!("{} and {} {what}: {error}", cert.display(), key.display())
+    })
 }

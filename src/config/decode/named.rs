@@ -143,6 +143,12 @@ fn key_of(node: &Node<'_>, field: &str, r: &mut Reading<'_>) -> Vec<KeySource> {
             Some(_) => None,
         };
         match source {
+            // Over HTTP/2 it is not there, and one host has many spellings.
+            Some(KeySource::Header(name)) if name == http::header::HOST => {
+                let message =
+                    "hosts are told apart by routes: give each its own, with match.host, and key by route";
+                r.fault(item.place, &field, message);
+            }
             Some(source) if sources.contains(&source) => {
                 r.fault(item.place, &field, format!("`{text}` is there already"));
             }

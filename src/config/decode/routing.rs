@@ -1,6 +1,6 @@
 //! Upstreams and routes.
 
-use std::net::Ipv6Addr;
+use std::net::SocketAddrV6;
 use std::time::Duration;
 
 use super::ON_STORE_FAILURE;
@@ -53,12 +53,12 @@ fn is_server(text: &str) -> bool {
     let Some((host, port)) = text.rsplit_once(':') else { return false };
     let is_port =
         port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u16>().is_ok_and(|port| port > 0);
-    let is_host = match host.strip_prefix('[').and_then(|host| host.strip_suffix(']')) {
-        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
-        None => {
-            !host.is_empty()
-                && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_'))
-        }
+    let is_host = if host.starts_with('[') {
+        // With the number of a zone, if there is one.
+        text.parse::<SocketAddrV6>().is_ok()
+    } else {
+        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+        !host.is_empty() && host.bytes().all(is_plain)
     };
     is_port && is_host
 }

@@ -14,6 +14,9 @@ use crate::limit::rate::Rate;
 /// Buckets in memory unless `store.memory.max_keys` says otherwise: about 80 MB when full.
 const MAX_KEYS: u64 = 500_000;
 
+/// With fewer, the buckets of a single request could push out each other, and no limit would hold.
+const MAX_KEYS_RANGE: RangeInclusive<u64> = 64..=1_000_000_000;
+
 pub(super) fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Store {
     let breaker = Breaker {
         failure_permille: 500,
@@ -39,10 +42,11 @@ pub(super) fn store_of(node: Option<&Node<'_>>, r: &mut Reading<'_>) -> Store {
         if let Some((node, keys)) =
             max_keys.and_then(|node| Some((node, r.whole(node, "store.memory.max_keys")?)))
         {
-            if (1..=1_000_000_000).contains(&keys) {
+            if MAX_KEYS_RANGE.contains(&keys) {
                 store.max_keys = keys as usize;
             } else {
-                let message = format!("expected a number from 1 to 1000000000, got {keys}");
+                let (least, most) = (MAX_KEYS_RANGE.start(), MAX_KEYS_RANGE.end());
+                let message = format!("expected a number from {least} to {most}, got {keys}");
                 r.fault(node.place, "store.memory.max_keys", message);
             }
         }
