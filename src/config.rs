@@ -417,7 +417,12 @@ fn overlap(a: SocketAddr, b: SocketAddr) -> bool {
     let takes = |all: SocketAddr, one: SocketAddr| {
         all.ip().is_unspecified() && (all.is_ipv6() || one.ip().to_canonical().is_ipv4())
     };
-    a.port() == b.port() && (a.ip() == b.ip() || takes(a, b) || takes(b, a))
+    let zone = |address: SocketAddr| match address {
+        SocketAddr::V4(_) => 0,
+        SocketAddr::V6(address) => address.scope_id(),
+    };
+    let same = a.ip().to_canonical() == b.ip().to_canonical() && zone(a) == zone(b);
+    a.port() == b.port() && (same || takes(a, b) || takes(b, a))
 }
 
 /// Reads rows alone: a list of them, or a mapping with `rows`. `Err` has every fault.

@@ -40,8 +40,8 @@ const PLENTY: u64 = 2;
 /// The least time between two calls for a dry key, and after a call that failed.
 const PAUSE_MICROS: u64 = 10_000;
 
-/// A key that was left alone for so long is in no flood.
-const LULL_MICROS: u64 = 10_000;
+/// A key that was left alone for so long is in no flood; who waits as `Retry-After` says waits longer.
+const LULL_MICROS: u64 = 100_000;
 
 /// The leases of one gateway.
 #[derive(Debug)]
@@ -65,6 +65,8 @@ struct Lease {
     asked: u64,
     /// The store had no more when it was asked last.
     dry: bool,
+    /// It was dry before a lull; what it has now the order that is on its way will tell.
+    in_doubt: bool,
     /// Not asked for before.
     ask_at: Timestamp,
     used_at: Timestamp,
@@ -116,7 +118,7 @@ impl Leases {
             self.give_back(&check.key, lease, lease.tokens, now);
             *lease = Lease { asked: lease.asked, ..Lease::of(check.limit, now) };
         }
-        lease.look_again_after_a_lull(now);
+        lease.doubt_after_a_lull(now);
         lease.used_at = now;
         self.give_back(&check.key, lease, lease.tokens.saturating_sub(most), now);
         let spent = check.cost <= lease.tokens;
@@ -130,7 +132,7 @@ impl Leases {
         }
         match () {
             () if spent => Some(lease.allowed(now)),
-            () if lease.dry && check.cost <= most => Some(lease.refused(check.cost, now)),
+            () if lease.dry && !lease.in_doubt && check.cost <= most => Some(lease.refused(check.cost, now)),
             () => None,
         }
     }
@@ -156,6 +158,7 @@ impl Leases {
             return;
         };
         lease.asked = 0;
+        lease.in_doubt = false;
         let Some(answer) = answer else {
             self.metrics.lost.inc_by(order.check.cost);
             lease.dry = false;
@@ -287,6 +290,7 @@ impl Lease {
             tokens: 0,
             asked: 0,
             dry: false,
+            in_doubt: false,
             ask_at: Timestamp::from_micros(0),
             used_at: now,
             left: 0,
@@ -295,10 +299,9 @@ impl Lease {
 
     /// What was dry before a lull the store knows better: who has waited as he was told is not refused by hearsay. In
     /// a flood there is none.
-    fn look_again_after_a_lull(&mut self, now: Timestamp) {
-        if now >= self.ask_at && now.micros_since(self.used_at) >= LULL_MICROS {
-            self.dry = false;
-        }
+    fn doubt_after_a_lull(&mut self, now: Timestamp) {
+        let is_lull = now.micros_since(self.used_at) >= LULL_MICROS;
+        self.in_doubt |= self.dry && self.asked == 0 && now >= self.ask_at && is_lull;
     }
 
     /// How many tokens are to be asked for now, if any: at a `rate` of tokens per second, and at `most` so many.

@@ -45,11 +45,7 @@ use crate::snapshot::Snapshot;
 const IDLE_SECONDS: u64 = 60;
 
 /// With these an upstream may be asked for another method than the one that the route and its limits were chosen by.
-const METHOD_OVERRIDES: [HeaderName; 3] = [
-    HeaderName::from_static("x-http-method-override"),
-    HeaderName::from_static("x-http-method"),
-    HeaderName::from_static("x-method-override"),
-];
+const METHOD_OVERRIDES: [&str; 3] = ["x-http-method-override", "x-http-method", "x-method-override"];
 
 /// The gateway, as Pingora drives it.
 pub struct Gateway {
@@ -192,8 +188,9 @@ impl ProxyHttp for Gateway {
         request: &mut RequestHeader,
         _ctx: &mut Context,
     ) -> pingora::Result<()> {
-        for name in &METHOD_OVERRIDES {
-            request.remove_header(name);
+        let overrides = request.headers.keys().filter(|name| overrides_method(name.as_str()));
+        for name in overrides.cloned().collect::<SmallVec<[HeaderName; 1]>>() {
+            request.remove_header(&name);
         }
         if let Some(client) = session.client_addr().and_then(|address| address.as_inet()) {
             // No address is longer, so nothing is allocated but the value itself.
@@ -262,6 +259,15 @@ impl Context {
         let told = (checks, &decision.verdicts);
         snapshot.charges(self.route, told, decision.turn, response.status.as_u16(), settled)
     }
+}
+
+/// Whether a header asks for another method; many upstreams read `_` in its name as `-`.
+fn overrides_method(name: &str) -> bool {
+    let is = |known: &str| {
+        let mut pairs = known.bytes().zip(name.bytes());
+        known.len() == name.len() && pairs.all(|(known, byte)| byte == known || (known, byte) == (b'-', b'_'))
+    };
+    METHOD_OVERRIDES.iter().any(|known| is(known))
 }
 
 /// What became of a permit that `decision` is on.

@@ -500,7 +500,7 @@ rules: {{default: {{capacity: 1000, refill_per_second: 1000}}}}
 fn another_method_is_not_forwarded() {
     let upstream = Upstream::start();
     let gateway = small(&upstream);
-    for header in ["X-HTTP-Method-Override", "x-http-method", "X-Method-Override"] {
+    for header in ["X-HTTP-Method-Override", "x-http-method", "X-Method-Override", "X_HTTP-METHOD_Override"] {
         let mut client = Connection::open(gateway.port);
         client.send(format!(
             "GET / HTTP/1.1\r\nHost: a\r\nX-Api-Key: {header}\r\n{header}: POST\r\nX-Method: 1\r\n\r\n"

@@ -204,6 +204,8 @@ rules: {{named: [{{name: tries, key: [client_address], limit: {{fixed_window: {{
         ("/a/login", "match: {path: /*}, rules: [tries]"),
         ("/a/login", "match: {path: /*, host: other.test}"),
         ("/a/orders", "match: {path: /*}"),
+        ("/a/login, methods: [POST]", "match: {path: /*, methods: [GET]}"),
+        ("/a/login", "match: {path: /*}, upstream: u}, {id: near, match: {path: /a/*}, rules: [tries]"),
         ("/login/*", "match: {path: /*}"),
     ] {
         assert_eq!(warnings(login, rest), Vec::<String>::new(), "{login} {rest}");

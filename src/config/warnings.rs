@@ -1,5 +1,7 @@
 //! What is no fault, and still not what somebody will have meant.
 
+use std::collections::HashSet;
+
 use super::fault::Fault;
 use super::{Config, Route, Row};
 
@@ -32,14 +34,14 @@ fn idle_rules(config: &Config) -> Vec<Fault> {
 
 /// Rows that hold nobody.
 fn idle_rows(config: &Config) -> Vec<Fault> {
-    let off: Vec<&str> =
+    let off: HashSet<&str> =
         config.routes.iter().filter(|route| !route.tenant_rule).map(|route| &*route.id.value).collect();
-    let exempt: Vec<&str> = config.rules.exempt.tenants.iter().map(|tenant| &**tenant).collect();
+    let exempt: HashSet<&str> = config.rules.exempt.tenants.iter().map(|tenant| &**tenant).collect();
     let why_idle = |row: &Row| {
         let route = row.route.as_ref().map(|route| &*route.value);
-        if route.is_some_and(|route| off.contains(&route)) {
+        if route.is_some_and(|route| off.contains(route)) {
             Some("the route has `tenant_rule: off`: this row never holds anybody")
-        } else if row.tenant.as_deref().is_some_and(|tenant| exempt.contains(&tenant)) {
+        } else if row.tenant.as_deref().is_some_and(|tenant| exempt.contains(tenant)) {
             Some("the tenant is in rules.exempt.tenants: this row never holds it")
         } else if row.plan.is_some() && config.rules.database.is_none() {
             Some("who has which plan the database tells, and there is none: this row never holds anybody")
@@ -59,9 +61,10 @@ fn open_logins(config: &Config) -> Vec<Fault> {
     let mut open = Vec::new();
     for route in config.routes.iter().filter(|route| !route.rules.is_empty() && is_a_login(&route.path.value))
     {
-        let has_a_rule_of_it = |wide: &Route| wide.rules.iter().any(|rule| has(route, &rule.value));
-        let around = config.routes.iter().find(|wide| goes_around(wide, route) && !has_a_rule_of_it(wide));
-        if let Some(wide) = around {
+        // The nearest takes them.
+        let around = config.routes.iter().filter(|wide| goes_around(wide, route));
+        let nearest = around.max_by_key(|wide| (wide.host.is_some(), wide.path.value.len()));
+        if let Some(wide) = nearest.filter(|wide| !wide.rules.iter().any(|rule| has(route, &rule.value))) {
             let message = format!(
                 "`{0}/`, `{0}.json` and the like go to the route `{1}`, where no rule of this route holds (docs/limits.md)",
                 route.path.value, wide.id.value
@@ -87,8 +90,15 @@ fn is_a_login(path: &str) -> bool {
 /// Whether `wide` takes what is beside the one path of `route`.
 fn goes_around(wide: &Route, route: &Route) -> bool {
     let parent = route.path.value.rsplit_once('/').map_or("", |(parent, _)| parent);
-    let takes = |prefix: &str| parent == prefix || parent.starts_with(&format!("{prefix}/"));
-    let host = |route: &Route| route.host.as_ref().map(|host| host.value.clone());
-    let same_host = wide.host.is_none() || host(wide) == host(route);
-    same_host && wide.path.value.strip_suffix("/*").is_some_and(takes)
+    let below =
+        |prefix| parent.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+    wide.path.value.strip_suffix("/*").is_some_and(below)
+        && (wide.host.is_none() || host_of(wide) == host_of(route))
+        && (wide.methods.is_empty()
+            || route.methods.is_empty()
+            || wide.methods.iter().any(|method| route.methods.contains(method)))
+}
+
+fn host_of(route: &Route) -> Option<&str> {
+    route.host.as_ref().map(|host| &*host.value)
 }

@@ -143,7 +143,7 @@ impl Quota {
         let [before, begin, next, end] = self.edges;
         let now = now.as_micros();
         if now < before {
-            let length = (begin - before).max(1);
+            let length = begin.saturating_sub(before).max(1);
             let ending = before - (before - now - 1) / length * length;
             (ending.saturating_sub(length), ending)
         } else if now < begin {
@@ -153,7 +153,7 @@ impl Quota {
         } else if now < end {
             (next, end)
         } else {
-            let length = (end - next).max(1);
+            let length = end.saturating_sub(next).max(1);
             let begin = now - (now - end) % length;
             (begin, begin.saturating_add(length))
         }

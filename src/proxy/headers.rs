@@ -36,17 +36,15 @@ pub fn write(
     let mut put = |name: &'static str, number| response.insert_header(name, values.number(number)?);
     let (check, verdict) = (&checks[index], &decision.verdicts[index]);
     let limit = check.limit.capacity();
-    // Refused by a rule of which clients do not know: they are told how it is, not by whom.
-    let by_a_hidden_one = decision.admission == Admission::Refused && verdict.is_allowed();
-    let (remaining, seconds) = match verdict.outcome {
-        Outcome::Refused => (verdict.remaining, retry_after(verdict.retry_after_ms)),
-        _ if by_a_hidden_one => {
-            (0, decision.retry_after_ms(checks).map_or(seconds(verdict.reset_ms), retry_after))
-        }
-        Outcome::Allowed | Outcome::NeverFits | Outcome::Leased(_) => {
-            (verdict.remaining, seconds(verdict.reset_ms))
-        }
+    let is_refused = decision.admission == Admission::Refused;
+    let wait = is_refused.then(|| decision.retry_after_ms(checks)).flatten();
+    let seconds = match (wait, verdict.outcome) {
+        (Some(wait), _) => retry_after(wait),
+        (None, Outcome::Refused) => retry_after(verdict.retry_after_ms),
+        (None, _) => seconds(verdict.reset_ms),
     };
+    // Refused by a rule of which clients do not know: they are told how it is, not by whom.
+    let remaining = if wait.is_some() && verdict.is_allowed() { 0 } else { verdict.remaining };
     put("X-RateLimit-Remaining", remaining)?;
     if check.rule.is_hidden() {
         return Ok(());

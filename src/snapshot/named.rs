@@ -112,7 +112,7 @@ impl Named {
         }
         let mut segments = self.segments.iter();
         let mut parts = Vec::with_capacity(rule.key.len());
-        let mut missing = None;
+        let mut unclear = None;
         for source in &rule.key {
             parts.push(match source {
                 KeySource::Tenant => hands.tenant.clone(),
@@ -121,14 +121,11 @@ impl Named {
                 KeySource::Route => hands.route.clone(),
                 KeySource::Global => Part::known(b"global", hands.hasher),
                 KeySource::Header(_) | KeySource::Cookie(_) => {
-                    let (value, others) = sent(source, asked.headers);
-                    // Which of several an upstream reads is not known here: each could be a new bucket for the same
-                    // account.
-                    if others && rule.mode == Mode::Enforce {
-                        return Err(ValueFault::Several(name_of(source)));
+                    let value = sent(source, asked.headers);
+                    if !matches!(value, Sent::One(_)) {
+                        unclear = unclear.or(Some((source, value)));
                     }
-                    missing = missing.or(value.is_none().then_some(source));
-                    hands.hasher.part(value.unwrap_or_default())
+                    hands.hasher.part(value.bytes())
                 }
                 KeySource::Path(_) => {
                     let segment = segments.next().and_then(|index| asked.path.split('/').nth(*index));
@@ -136,19 +133,25 @@ impl Named {
                 }
             });
         }
-        if let Some(source) = missing {
-            (hands.note_missing)(&self.id);
-            match rule.missing {
-                MissingValue::Share => {}
-                MissingValue::Reject if rule.mode == Mode::Enforce => {
-                    return Err(ValueFault::Missing(name_of(source)));
-                }
-                MissingValue::Skip | MissingValue::Reject => return Ok(None),
-            }
-        }
         let limit = rule.limit.value.on(now);
         let key = Key::named(hands.prefix, &parts, &rule.name.value, limit.algorithm());
         let enforced = rule.mode == Mode::Enforce && is_among(key.as_str().as_bytes(), rule.enforce_percent);
+        if let Some((source, value)) = unclear {
+            let is_missing = value == Sent::Nothing;
+            if is_missing {
+                (hands.note_missing)(&self.id);
+            }
+            match rule.missing {
+                MissingValue::Share => {}
+                // Else a second value would be a way around it.
+                MissingValue::Skip if !is_missing => {}
+                MissingValue::Reject if enforced && is_missing => {
+                    return Err(ValueFault::Missing(name_of(source)));
+                }
+                MissingValue::Reject if enforced => return Err(ValueFault::Several(name_of(source))),
+                MissingValue::Skip | MissingValue::Reject => return Ok(None),
+            }
+        }
         let cost = rule.cost.map_or(asked.cost, |cost| cost.value);
         Ok(Some(Check {
             rule: self.id.clone(),
@@ -194,31 +197,53 @@ pub(super) struct Hands<'s> {
     pub(super) note_missing: &'s mut dyn FnMut(&RuleId),
 }
 
-/// The value that a request has sent in a header or cookie, if it has; and whether it has sent another one as well.
-fn sent<'r>(source: &KeySource, headers: &'r http::HeaderMap) -> (Option<&'r [u8]>, bool) {
-    let (mut value, mut others) = (None, false);
-    let mut add = |another: &'r [u8]| {
-        let another = another.trim_ascii();
-        if !another.is_empty() {
-            others |= *value.get_or_insert(another) != another;
+/// What a request has sent in a header or cookie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent<'r> {
+    Nothing,
+    One(&'r [u8]),
+    /// Different values. Which of them an upstream reads is not known here, and each could be a new bucket for the
+    /// same account.
+    Several,
+}
+
+impl<'r> Sent<'r> {
+    /// What stands for it in a key: all without a value share one bucket, and all with several another.
+    const fn bytes(self) -> &'r [u8] {
+        match self {
+            Self::Nothing => b"",
+            Self::One(value) => value,
+            // No value has such a byte.
+            Self::Several => b"\0",
         }
-    };
+    }
+
+    /// The same after one more value.
+    fn and(self, value: &'r [u8]) -> Self {
+        match (value.trim_ascii(), self) {
+            (b"", _) | (_, Self::Several) => self,
+            (value, Self::Nothing) => Self::One(value),
+            (value, Self::One(known)) if known == value => self,
+            (_, Self::One(_)) => Self::Several,
+        }
+    }
+}
+
+fn sent<'r>(source: &KeySource, headers: &'r http::HeaderMap) -> Sent<'r> {
     match source {
-        KeySource::Header(name) => headers.get_all(name).iter().for_each(|line| add(line.as_bytes())),
+        KeySource::Header(name) => {
+            let lines = headers.get_all(name).iter();
+            lines.fold(Sent::Nothing, |sent, line| sent.and(line.as_bytes()))
+        }
         KeySource::Cookie(name) => {
             let lines = headers.get_all(http::header::COOKIE).iter();
-            for pair in lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';')) {
-                let pair = pair.trim_ascii();
-                if let Some(value) =
-                    pair.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
-                {
-                    add(value);
-                }
-            }
+            let pairs = lines.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+            let value_of =
+                |pair: &'r [u8]| pair.trim_ascii().strip_prefix(name.as_bytes())?.strip_prefix(b"=");
+            pairs.filter_map(value_of).fold(Sent::Nothing, Sent::and)
         }
-        _ => {}
+        _ => Sent::Nothing,
     }
-    (value, others)
 }
 
 /// What it is, for the answer.
