@@ -100,24 +100,25 @@ impl Flight {
             Value::Array(numbers) if numbers.len() == 1 + self.checks * PER_CHECK => &numbers[1..],
             _ => return vec![Err(bad_reply(reply)); self.requests.len()],
         };
-        let mut per_check = numbers.chunks_exact(PER_CHECK);
-        let mut answers = Vec::with_capacity(self.requests.len());
+        let (mut answers, mut rest) = (Vec::with_capacity(self.requests.len()), numbers);
         for request in &self.requests {
-            // Each request consumes all of its numbers, also when one of them tells of a fault.
-            let verdicts: SmallVec<[Result<Verdict, StoreFault>; 2]> =
-                per_check.by_ref().take(request.len()).map(verdict).collect();
-            let named = |(check, told): (&Check, Result<Verdict, StoreFault>)| {
-                told.map_err(|fault| match fault {
-                    // Whoever repairs it has to find it.
-                    StoreFault::WrongType(text) => {
-                        StoreFault::WrongType(format!("{}: {text}", check.key.as_str()))
-                    }
-                    other => other,
-                })
-            };
-            answers.push(request.iter().zip(verdicts).map(named).collect());
+            // Each request has its own numbers, also when one of them tells of a fault.
+            let (own, others) = rest.split_at(request.len() * PER_CHECK);
+            rest = others;
+            let told = own.chunks_exact(PER_CHECK).zip(request);
+            answers
+                .push(told.map(|(own, check)| verdict(own).map_err(|fault| named(fault, check))).collect());
         }
         answers
+    }
+}
+
+/// Whoever repairs a key of the wrong type has to find it.
+#[cold]
+fn named(fault: StoreFault, check: &Check) -> StoreFault {
+    match fault {
+        StoreFault::WrongType(text) => StoreFault::WrongType(format!("{}: {text}", check.key.as_str())),
+        other => other,
     }
 }
 
