@@ -453,7 +453,12 @@ impl Hot {
     }
 
     fn rules(&self, capacity: u64) -> String {
-        let row = format!("  rows: [{{tenant: shop, capacity: {capacity}, refill_per_second: 1/h}}]");
+        self.row(&format!("capacity: {capacity}, refill_per_second: 1/h"))
+    }
+
+    /// The row of `shop`, and a single gateway.
+    fn row(&self, numbers: &str) -> String {
+        let row = format!("  rows: [{{tenant: shop, {numbers}}}]");
         format!("{}cluster: {{gateways: 1}}\n", everything_to(&self.upstream, &row))
     }
 
@@ -541,9 +546,7 @@ fn costs_above_one_spend_leases_too() {
 #[test]
 fn who_honours_retry_after_on_a_leased_key_is_admitted() {
     let hot = Hot::start();
-    let row = "  rows: [{tenant: shop, capacity: 200, refill_per_second: 100}]";
-    let rules = format!("{}cluster: {{gateways: 1}}\n", everything_to(&hot.upstream, row));
-    let gateway = Gateway::start(&on(&hot.redis), &rules);
+    let gateway = Gateway::start(&on(&hot.redis), &hot.row("capacity: 200, refill_per_second: 100"));
     let mut connection = Connection::open(gateway.port);
     for round in 0..3 {
         let flood = (0..2_000).map(|_| connection.ask("GET", "/", "shop"));
@@ -634,8 +637,8 @@ fn shards_of_a_hot_key_waste_nothing() {
 #[test]
 fn a_rule_with_shards_has_that_many_buckets_in_redis() {
     let hot = Hot::start();
-    let row = "  rows: [{tenant: shop, capacity: 90, refill_per_second: 1/h, shards: 4}]";
-    let rules = format!("{}hot_keys: {{epsilon: 0}}\n", everything_to(&hot.upstream, row));
+    let row = hot.row("capacity: 90, refill_per_second: 1/h, shards: 4");
+    let rules = format!("{row}hot_keys: {{epsilon: 0}}\n");
     let gateway = Gateway::start(&on(&hot.redis), &rules);
     let mut connection = Connection::open(gateway.port);
     let first = connection.ask("GET", "/", "shop");

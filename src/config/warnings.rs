@@ -12,7 +12,7 @@ const MOST_ROWS: usize = 100;
 const LOGINS: [&str; 10] =
     ["login", "signin", "sign-in", "auth", "token", "otp", "password", "reset", "register", "signup"];
 
-/// All that there is to say about a configuration without faults.
+/// All of it; who has faults as well is told those alone.
 pub(super) fn of(config: &Config) -> Vec<Fault> {
     let mut all = idle_rules(config);
     all.extend(idle_rows(config));
